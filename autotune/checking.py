@@ -160,7 +160,7 @@ def remeasure(
     validation = validate(plan, lambda: [profile.config], run_trial, progress, monitor, has_time)
     if validation.interrupted_by is not None:
         raise validation.interrupted_by
-    again = next((one for one in validation.entrants if one.config == profile.config), first)
+    again = next((one for one in validation.measured if one.config == profile.config), first)
     baseline = validation.baseline if validation.baseline.config != profile.config else None
     return _compare_with_prediction(again, baseline, profile, validation.noise)
 

@@ -101,7 +101,7 @@ def _measure(rate: float) -> Measurement:
         end_seconds=times[-1],
         wait_seconds=0.0,
         samples=samples,
-        promised_batches=EPOCH_BATCHES,
+        requested_batches=EPOCH_BATCHES,
         closed_after=None,
     )
     return Measurement(epochs=(trace,), epoch_batches=EPOCH_BATCHES, stopped="done")

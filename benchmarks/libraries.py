@@ -107,7 +107,7 @@ class LibraryResult(FrozenModel):
         package: The library, with its version.
         measured: Class or function that ran in the trials; None for a plain DataLoader.
         choice: The recommended configuration.
-        verdict: `faster` or `no_change`.
+        decision: `faster` or `no_change`.
         compared: The configuration that trained whole runs.
         speedup: Its predicted speedup; None without another candidate.
         speedup_ci95: The 95% interval of that.
@@ -121,7 +121,7 @@ class LibraryResult(FrozenModel):
     package: str
     measured: str | None
     choice: str
-    verdict: str
+    decision: str
     compared: str
     speedup: float | None
     speedup_ci95: Interval | None = None
@@ -148,7 +148,7 @@ def measure(library: Library, rounds: int) -> LibraryResult:
         seconds = time.monotonic() - started
         compared, speedup = find_compared(profile)
         save_profile(Path(folder) / COMPARED, profile.model_copy(update={"config": compared}))
-        say(f"{library.name}: {profile.result.verdict}, {seconds:.0f} s; compared with {describe_config(compared)}")
+        say(f"{library.name}: {profile.result.decision}, {seconds:.0f} s; compared with {describe_config(compared)}")
         was: list[float] = []
         tuned: list[float] = []
         for number in range(rounds):
@@ -162,10 +162,10 @@ def measure(library: Library, rounds: int) -> LibraryResult:
         package=f"{library.package} {version(library.package)}",
         measured=profile.workload.loader_class,
         choice=describe_config(profile.config),
-        verdict=result.verdict,
+        decision=result.decision,
         compared=describe_config(compared),
         speedup=speedup,
-        speedup_ci95=result.speedup_ci95 if result.verdict == "faster" else None,
+        speedup_ci95=result.speedup_ci95 if result.decision == "faster" else None,
         tuning_seconds=seconds,
         baseline_runs=tuple(was),
         tuned_runs=tuple(tuned),
@@ -177,8 +177,8 @@ def find_compared(profile: TunedProfile) -> tuple[LoaderConfig, float | None]:
     result = profile.result
     rates = {one.config: one.runs for one in result.candidates}
     others = {config: runs for config, runs in rates.items() if config != profile.config and runs}
-    if result.verdict == "faster" or not others:
-        return profile.config, result.speedup if result.verdict == "faster" else None
+    if result.decision == "faster" or not others:
+        return profile.config, result.speedup if result.decision == "faster" else None
     best = max(others, key=lambda config: median(others[config].values()))
     own = rates[profile.config]
     return best, median(rate / own[number] for number, rate in others[best].items() if number in own)
@@ -215,7 +215,7 @@ def _format_row(result: LibraryResult) -> tuple[str, ...]:
     predicted = "-" if result.speedup is None else f"{result.speedup:.2f}x"
     if result.speedup_ci95 is not None:
         predicted += " [{:.2f}-{:.2f}]".format(*result.speedup_ci95)
-    if result.verdict == "no_change":
+    if result.decision == "no_change":
         predicted = "no change" if result.speedup is None else f"no change; {result.compared}: {predicted}"
     measured = "DataLoader" if result.measured is None else result.measured.rpartition(":")[2]
     error = "" if result.deviation is None else f"{result.deviation:+.1%}"

@@ -89,7 +89,7 @@ def make_gpu_workload(**changes: Any) -> WorkloadProfile:
     """Build samples of 1 MB for a GPU of 80 GiB: copied at 4 GB/s, at 12 GB/s from pinned memory."""
     usual: dict[str, Any] = {
         "accelerator": Accelerator(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB),
-        "gpu_room_bytes": 78 * GIB,
+        "gpu_free_bytes": 78 * GIB,
         "gpu_bytes": LinearBytes(fixed_bytes=GIB, sample_bytes=8 * MIB),
         "pinning": True,
         "h2d": H2DBandwidth(pageable=4e9, pinned=12e9),
@@ -148,7 +148,7 @@ def make_trace(
         end_seconds=(times[-1] if times else 0.0) + turnover_seconds,
         wait_seconds=wait_seconds,
         samples=len(times) * samples_per_batch,
-        promised_batches=len(times),
+        requested_batches=len(times),
         closed_after=closed_after,
     )
 
@@ -218,7 +218,7 @@ def make_profile_result(**changes: Any) -> ProfileResult:
         ),
         "speedup": 1.8,
         "speedup_ci95": (1.7, 1.9),
-        "verdict": "faster",
+        "decision": "faster",
         "upper_bound_samples_per_second": 2000.0,
         "wait_share": 0.1,
         "bottleneck": "step",

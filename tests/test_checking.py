@@ -37,7 +37,7 @@ PROFILE = make_profile(dataloader=make_config(8, 2).dataloader)  # 1,800/s, and 
 UNCHANGED = make_profile(
     dataloader=make_config().dataloader,
     result=make_profile_result(
-        verdict="no_change",
+        decision="no_change",
         samples_per_second=1000.0,
         samples_per_second_ci95=(980.0, 1020.0),
         speedup=1.0,

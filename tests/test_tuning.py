@@ -111,7 +111,7 @@ def test_the_best_configuration_of_the_formula_is_found_and_saved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "fixed", "verdict", "workers"),
+    ("rate", "fixed", "decision", "workers"),
     [
         (lambda config: 1000.0 if config.dataloader.num_workers >= 2 else 100.0, {}, "faster", 2),
         (lambda config: 100.0 + 0.01 * config.dataloader.num_workers, {}, "no_change", 0),
@@ -121,10 +121,10 @@ def test_the_best_configuration_of_the_formula_is_found_and_saved() -> None:
     ids=["the smallest of those within noise", "no gain", "a fixed setting", "everything fixed"],
 )
 def test_the_recommended_number_of_workers_gains_more_than_noise(
-    rate: Rate, fixed: dict[str, Any], verdict: str, workers: int
+    rate: Rate, fixed: dict[str, Any], decision: str, workers: int
 ) -> None:
     profile = run(Bench(rate), make_request(fixed=fixed)).profile
-    assert (profile.result.verdict, profile.dataloader.num_workers) == (verdict, workers)
+    assert (profile.result.decision, profile.dataloader.num_workers) == (decision, workers)
     assert profile.result.validation_runs >= MIN_RUNS
 
 
@@ -557,4 +557,4 @@ def test_a_run_without_time_for_the_validation_saves_its_best_and_is_continued_b
 def test_a_baseline_that_is_the_best_when_time_is_over_is_kept() -> None:
     request = make_request(timeout_seconds=20.0)
     found, _ = run_slowly(60.0, request, lambda config: 100.0 / (1 + config.dataloader.num_workers))
-    assert (found.profile.dataloader.num_workers, found.profile.result.verdict) == (0, "no_change")
+    assert (found.profile.dataloader.num_workers, found.profile.result.decision) == (0, "no_change")

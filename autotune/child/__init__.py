@@ -1,1 +1,1 @@
-"""Runs in the trial process, with torch; started by name, imported by nobody."""
+"""Runs in the trial process, with torch; started by name, no module imports it."""

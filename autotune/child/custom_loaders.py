@@ -110,7 +110,9 @@ def replace_new(make: Callable[..., Any]) -> Iterator[None]:
         set_new(lambda cls, *_, **__: object.__new__(cls))
 
 
-def adopt_loader(made: DataLoader[Any], baseline: LoaderConfig, source: str, ends: bool | None) -> CustomLoader | None:
+def rebuild_by_constructor(
+    made: DataLoader[Any], baseline: LoaderConfig, source: str, ends: bool | None
+) -> CustomLoader | None:
     """Return how to rebuild a loader, or raise UsageError; None for a plain one, whose attributes describe it in full.
 
     `source` is the factory, for messages; `ends` is whether epochs end with the sampler, None to find out.

@@ -193,7 +193,7 @@ def _build_watched_loader(workload: LoadedWorkload, digests: Mapping[int, str], 
 
 
 def has_equal_batches(batches: Sequence[list[torch.Tensor]]) -> bool:
-    """Return whether two workers deliver equal data, from the first batches, which come from them in turn.
+    """Return whether two workers deliver equal data, from the first batches, which alternate between them.
 
     Each pair must be equal although consecutive batches of one worker differ; constant data proves nothing.
     """
@@ -217,7 +217,7 @@ def describe_growth(workload: LoadedWorkload, readings: Sequence[tuple[int, int]
     if len(readings) < 2 or (seen := readings[-1][1] - readings[0][1]) < 2**20:
         return None
     rate = seen / max(1, readings[-1][0] - readings[0][0])
-    heap, samples = read_smaps("self")["Anonymous"], workload.promised_samples
+    heap, samples = read_smaps("self")["Anonymous"], workload.expected_samples
     copied = heap if samples is None else min(heap, int(rate * samples))
     size, path, value = max(_list_collections(workload.parts.dataset, "dataset"), default=(0, "", ()))
     is_explained = size > MIN_SHARE * copied

@@ -39,7 +39,7 @@ class RankLostError(Exception):
 class RankSync:
     """Steps and decisions of one of `size` training processes; all of them act on rank 0's decisions at the same step.
 
-    A single process decides at once and communicates with nobody.
+    A single process decides at once, without communication.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:

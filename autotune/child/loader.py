@@ -175,7 +175,7 @@ def count_epoch_batches(loader: MeasuredLoader) -> int | None:
 
 def count_epoch_samples(loader: MeasuredLoader, workload: LoadedWorkload) -> int | None:
     """Count the samples of a whole epoch; None if the dataset has no length, or the user's code makes the batches."""
-    samples, has_own_length = workload.promised_samples, type(loader).__len__ is not DataLoader.__len__
+    samples, has_own_length = workload.expected_samples, type(loader).__len__ is not DataLoader.__len__
     if samples is None or loader.batch_size is None or workload.batching == "user" or has_own_length:
         return None
     return samples - samples % loader.batch_size if loader.drop_last else samples

@@ -83,7 +83,7 @@ def profile_workload(
     profile = WorkloadProfile(
         description=type(parts.dataset).__qualname__,
         kind=workload.kind,
-        samples=workload.promised_samples,
+        samples=workload.expected_samples,
         counted_samples=reader.epoch_samples,
         epoch_batches=count_epoch_batches(build_plain_loader(workload, None)) if has_own_batches else None,
         batching=workload.batching,
@@ -114,7 +114,7 @@ def profile_workload(
         rss_bytes=rss_bytes,
         notes=tuple(filter(None, notes)),
         accelerator=read_accelerator(device),
-        gpu_room_bytes=free_bytes,
+        gpu_free_bytes=free_bytes,
     )
     return ProbeReport(profile=profile, digests=reader.digests)
 
@@ -131,7 +131,7 @@ def profile_sizes(
     if size is None or "batch_size" in workload.fixed:
         return [usual]
     sizes = [usual, profile_size(max(1, size // SMALL_BATCH_DIVISOR))] if size > 1 else [usual]
-    largest = min(command.largest, workload.promised_samples or command.largest)
+    largest = min(command.largest, workload.expected_samples or command.largest)
     is_fast = usual.load.wall + usual.step.wall < MAX_LARGEST_SECONDS * usual.samples / largest
     return [*sizes, profile_size(largest)] if is_fast and largest > usual.samples else sizes
 
@@ -141,7 +141,7 @@ def choose_size(workload: LoadedWorkload, batch_size: int) -> int | None:
     if workload.batching == "user":
         return None
     size: int = workload.fixed.get("batch_size", batch_size)
-    return min(size, workload.promised_samples or size)
+    return min(size, workload.expected_samples or size)
 
 
 def _check_getitems(dataset: Any, sampler: Any, size: int) -> None:
@@ -241,7 +241,7 @@ def identify_workload(
     batch, _, samples = load_batches(workload, choose_size(workload, batch_size), on_phase)
     return IdentityReport(
         kind=workload.kind,
-        samples=workload.promised_samples,
+        samples=workload.expected_samples,
         sample_bytes=count_bytes(batch) // max(1, samples[-1]),
         loader_class=None if workload.own is None else workload.own.name,
         loader_decides=() if workload.own is None else tuple(workload.own.fixed),

@@ -143,7 +143,7 @@ class SampleReader:
     def describe_storage(self) -> str | None:
         """Return a warning if samples came from the page cache, which cannot hold an epoch."""
         total, memory_bytes = max(1, self.read_bytes, self.storage_bytes), read_memory_limit()
-        epoch_samples = self._workload.promised_samples or self.epoch_samples or 0
+        epoch_samples = self._workload.expected_samples or self.epoch_samples or 0
         epoch_bytes, stored = epoch_samples * total / max(1, self.samples), self.storage_bytes / total
         is_cached = epoch_bytes <= MAX_CACHED_SHARE * memory_bytes
         if is_cached or stored > MAX_STORAGE_SHARE or self.samples < MIN_COMPARED:

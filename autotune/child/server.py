@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PROGRESS_INTERVAL_SECONDS: Final = 0.25  # each report wakes the tuner, which takes CPU time from the trial
 
 
-class ProcessTaintedError(Exception):
+class ProcessUnusableError(Exception):
     """This process can measure no further trial; the tuner starts another one."""
 
 
@@ -54,16 +54,16 @@ class TrialServer:
         self._before: set[object] = set()  # threads and processes that were alive before the trial
         self._last_progress = 0.0
         self._on_lost_worker: Callable[[int, FrameType | None], Any] | int | None = signal.SIG_DFL
-        os.register_at_fork(after_in_child=channel.close)  # a copy of this process must not answer in its place
+        os.register_at_fork(after_in_child=channel.close)  # a copy of this process must not reply in its place
 
     def serve(self, first: str | None = None) -> None:
-        """Answer commands until the tuner closes the connection; the first may have been received already."""
+        """Carry out commands until the tuner closes the connection; the first may have been received already."""
         with suppress(ChannelClosedError):
             while (line := first or self._channel.receive()) is not None:
                 first = None
-                self._channel.send(self._answer(messages.COMMAND.validate_json(line)).model_dump_json())
+                self._channel.send(self._handle(messages.COMMAND.validate_json(line)).model_dump_json())
 
-    def _answer(self, command: messages.Command) -> messages.Report:
+    def _handle(self, command: messages.Command) -> messages.Report:
         """Carry out a command with torch's handler of SIGCHLD in force, which raises anywhere once per dead worker."""
         try:
             try:
@@ -147,7 +147,7 @@ class TrialServer:
         if not settings.num_workers:
             self._role = "main"
         elif self._role == "main":
-            raise ProcessTaintedError("has read the dataset itself; workers must not inherit that")
+            raise ProcessUnusableError("has read the dataset itself; workers must not inherit that")
         self._show("starting workers")
         key = None if self._device.type == "cpu" else settings.batch_size  # a device chooses kernels for each size
         if key not in self._warm_batch_sizes:
@@ -167,9 +167,9 @@ class TrialServer:
         if self._workload.own is not None:
             gc.collect()
         if self._workload.is_opaque and not _list_alive() <= self._before:
-            raise ProcessTaintedError("has threads or processes left of a loader that does not end them")
+            raise ProcessUnusableError("has threads or processes left of a loader that does not end them")
         if has_batches:  # they would count as those of the next trial; the end of this process removes them
-            raise ProcessTaintedError("has batches left in /dev/shm that nobody fetched")
+            raise ProcessUnusableError("has batches left in /dev/shm that were not fetched")
 
     def _report_failure(self, error: BaseException) -> messages.FailureReport:
         where = "running step" if self._in_step else self._where

@@ -8,7 +8,7 @@ One JSON object per packet:
     {"status": N}                                                      -> {"status": exit code or null}
     {"end": [processes that were seen to belong to the trial]}         -> {"survivors": [...]}
 
-The supervisor has one thread, never runs the user's code, and is a child subreaper: whatever a trial starts stays its
+The supervisor has one thread, never runs the user's code, and is a child subreaper: every process of a trial stays its
 descendant, also if it leaves the session or loses its parent. It imports torch once, so that a trial starts in 0.2 s
 instead of 2. A trial is a new interpreter if `interpreter` asks for it, or if the import leaves a thread behind. When
 the tuner ends, however that happens, the socket closes and the supervisor ends the trial.
@@ -34,7 +34,7 @@ from typing import Any, Final, NoReturn
 
 from autotune.child.errors import dump_stacks_on_signal
 from autotune.system.processes import (
-    adopt_orphans,
+    become_subreaper,
     count_threads,
     die_with_parent,
     is_cleaner,
@@ -52,7 +52,7 @@ IGNORED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.S
 
 
 class Supervisor:
-    """Answers the tuner's requests; at most one trial runs at a time."""
+    """Handles the tuner's requests; at most one trial runs at a time."""
 
     def __init__(self, connection: socket.socket, *, can_fork: bool) -> None:
         self._connection, self._can_fork = connection, can_fork
@@ -60,14 +60,14 @@ class Supervisor:
         self._statuses: dict[int, int] = {}
 
     def serve(self, tuner: int) -> None:
-        """Answer the requests of the tuner until it ends; then end the trial."""
+        """Handle the requests of the tuner until it ends; then end the trial."""
         self._connection.settimeout(REAP_INTERVAL_SECONDS)
-        while self._answer(tuner):
+        while self._handle(tuner):
             self._reap()
         self._end_trial()
 
-    def _answer(self, tuner: int) -> bool:
-        """Answer one request, if one arrives in time; return False if the tuner is gone and has no request left."""
+    def _handle(self, tuner: int) -> bool:
+        """Handle one request, if one arrives in time; return False if the tuner ended and left no request."""
         try:
             message, descriptors, _, _ = socket.recv_fds(self._connection, MAX_REQUEST_BYTES, 2)
             request = json.loads(message)
@@ -84,8 +84,8 @@ class Supervisor:
             return False
         return True
 
-    def _send(self, answer: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        socket.send_fds(self._connection, [json.dumps(answer).encode()], descriptors)
+    def _send(self, reply: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        socket.send_fds(self._connection, [json.dumps(reply).encode()], descriptors)
 
     def _start(self, trial: dict[str, Any], connection: int, log: int) -> None:
         self._folder = trial["folder"]
@@ -107,7 +107,7 @@ class Supervisor:
             os.close(descriptor)
 
     def _reap(self) -> None:
-        """Collect the exit code of each child that ended, adopted ones included."""
+        """Collect the exit code of each child that ended, orphans included."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 self._statuses[ended[0]] = os.waitstatus_to_exitcode(ended[1])
@@ -115,16 +115,16 @@ class Supervisor:
     def _end_trial(self, seen: Sequence[int] = ()) -> list[int]:
         """Kill all descendants, remove their files and segments, and return those that cannot be killed.
 
-        torch_shm_manager and multiprocessing's resource tracker are spared for a moment: they remove names in /dev/shm.
+        torch_shm_manager and multiprocessing's resource tracker are killed last: they remove names in /dev/shm.
         """
         descendants = list_tree(os.getpid())[1:]
         _signal_all((pid for pid in descendants if not is_cleaner(pid)), signal.SIGSTOP)  # so that segments are final
         segments = {name for pid in descendants for name in list_used_segments(pid)}
         deadline = time.monotonic() + CLEANER_GRACE_SECONDS
         while descendants and time.monotonic() < deadline + CLEANER_GRACE_SECONDS:
-            spared = [pid for pid in descendants if is_cleaner(pid)] if time.monotonic() < deadline else []
-            _signal_all(spared, signal.SIGCONT)
-            _signal_all(set(descendants).difference(spared), signal.SIGKILL)
+            cleaners = [pid for pid in descendants if is_cleaner(pid)] if time.monotonic() < deadline else []
+            _signal_all(cleaners, signal.SIGCONT)
+            _signal_all(set(descendants).difference(cleaners), signal.SIGKILL)
             time.sleep(KILL_INTERVAL_SECONDS)
             self._reap()
             descendants = list_tree(os.getpid())[1:]
@@ -200,7 +200,7 @@ def _import_what_trials_need() -> bool:
 
         import autotune.child.probe
         import autotune.child.trial  # noqa: F401
-    except Exception:  # whatever is wrong with the installation, the trial's own process reports it
+    except Exception:  # the installation is broken, the trial's own process reports it
         return False
     pid = _fork()
     if not pid:
@@ -216,7 +216,7 @@ def main() -> None:
         serve_trial(descriptor)
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # a dataset may signal its parent
-    adopt_orphans()
+    become_subreaper()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     can_fork = _import_what_trials_need()
     Supervisor(socket.socket(fileno=descriptor), can_fork=can_fork).serve(tuner[0])

@@ -74,7 +74,7 @@ class EpochRecorder:
             wait_seconds=max(wait_seconds, rank_wait_seconds),
             batch_waits=tuple(round(wait, 6) for wait in self._timer.waits[: len(moments)]),
             samples=source.count_samples(len(moments)) if self._is_map else self.delivered,
-            promised_batches=source.batches if self._is_map else None,
+            requested_batches=source.batches if self._is_map else None,
             closed_after=closed_after,
         )
 
@@ -240,7 +240,7 @@ class TrialRun:
         is_whole = trace.closed_after is None and not abandoned
         if not abandoned:
             earlier = [before.batches for before in self._traces if before.closed_after is None]
-            check_batches(trace.batches, trace.promised_batches, earlier if is_whole else None)
+            check_batches(trace.batches, trace.requested_batches, earlier if is_whole else None)
         counts = self._workload.sample_counts
         if self._workload.kind == "map" or self._workload.is_opaque:
             return

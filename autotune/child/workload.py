@@ -17,10 +17,10 @@ from autotune.child.custom_loaders import (
     LOADER_SETTINGS,
     REMEDY,
     CustomLoader,
-    adopt_loader,
     check_epochs,
     describe,
     read_setting,
+    rebuild_by_constructor,
     record_call,
     replace_new,
 )
@@ -73,7 +73,7 @@ class LoadedWorkload:
         return "user" if self.parts.batch_sampler is not None or not self.parts.batched else "batch_size"
 
     @property
-    def promised_samples(self) -> int | None:
+    def expected_samples(self) -> int | None:
         """Samples of an epoch, the length of the sampler or the dataset; None if neither has one."""
         counted = self.parts.sampler if self.parts.sampler is not None else self.parts.dataset
         try:
@@ -200,7 +200,7 @@ def wrap_dataset(made: Any, source: str, ends: bool | None = None) -> LoadedWork
         outer = describe(made).removeprefix("a ")
         made, note = inner, note or f"Trials measure the DataLoader inside {outer}, which starts the workers and loads."
     parts, baseline = _take_apart(made)
-    own = adopt_loader(made, baseline, source, ends)
+    own = rebuild_by_constructor(made, baseline, source, ends)
     if own is not None:  # its class may wrap its worker_init_fn, and does so again
         parts = dataclasses.replace(parts, worker_init_fn=own.arguments.get("worker_init_fn"))
         note = note or own.describe()

@@ -167,9 +167,9 @@ def check(file: str, profile: str | None, max_age: float | None, quick: bool, no
 
 
 def describe_check(found: CheckResult, file: str) -> str:
-    """Describe the result of a check: the verdict, its reasons, and other differences."""
-    verdict = "is still valid" if found.is_valid else f"is out of date. Run: dltune retune {file}"
-    lines = [f"Profile {found.profile} {verdict}", *found.reasons, *(f"info: {one}" for one in found.info)]
+    """Describe the result of a check: whether it is valid, the reasons, and other differences."""
+    state = "is still valid" if found.is_valid else f"is out of date. Run: dltune retune {file}"
+    lines = [f"Profile {found.profile} {state}", *found.reasons, *(f"info: {one}" for one in found.info)]
     if (now := found.remeasured) is not None:
         rate = f"{format_rate(now.samples_per_second)} of the predicted {format_rate(now.predicted)}"
         speedup = f", {now.speedup:.2f}x faster than the baseline" if now.speedup is not None else ""

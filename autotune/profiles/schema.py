@@ -106,7 +106,7 @@ class ProfileResult(FrozenModel):
     baseline: Baseline | None  # the configuration that it is compared with; None if that failed
     speedup: BoundedRate | None  # over the baseline; None if that failed
     speedup_ci95: Interval | None
-    verdict: Literal["faster", "no_change"]  # `no_change` recommends the baseline: the speedup is not significant
+    decision: Literal["faster", "no_change"]  # `no_change` recommends the baseline: the speedup is not significant
     upper_bound_samples_per_second: BoundedRate | None  # if data were always ready
     wait_share: Fraction  # share of the time that the training loop waits for data
     batch_waits: BatchWaits | None = None  # None if unknown

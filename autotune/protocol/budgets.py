@@ -14,7 +14,7 @@ from autotune.system.machine import MachineProfile, count_whole_cpus
 from autotune.units import format_bytes, parse_budget
 
 MAX_SEARCHED_WORKERS: Final = 64
-RESERVED_MEMORY_SHARE: Final = 0.03  # of physical memory that must stay free whatever the budget
+RESERVED_MEMORY_SHARE: Final = 0.03  # of physical memory that must stay free with any budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _plan_gpu_bytes(request: TuningRequest, workload: WorkloadProfile) -> int | 
     if workload.accelerator is None or not workload.accelerator.memory_bytes:
         return None
     budget = _parse("--max-gpu-memory", request.max_gpu_memory, workload.accelerator.memory_bytes)
-    free = min(budget, workload.gpu_room_bytes) if workload.gpu_room_bytes else budget
+    free = min(budget, workload.gpu_free_bytes) if workload.gpu_free_bytes else budget
     devices = 1 if ":" in request.workload.device else max(1, workload.accelerator.count)
     return free // -(-request.workload.nproc_per_node // devices)
 

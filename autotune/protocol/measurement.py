@@ -35,7 +35,7 @@ class EpochTrace(FrozenModel):
     end_seconds: BoundedSeconds  # includes the shutdown of workers that do not persist
     wait_seconds: BoundedSeconds  # total wait for batches
     samples: BoundedCount
-    promised_batches: BoundedCount | None  # handed out by the sampler; None for an iterable dataset
+    requested_batches: BoundedCount | None  # handed out by the sampler; None for an iterable dataset
     closed_after: BoundedCount | None  # batches consumed when the sampler was closed; None for a whole epoch
     batch_waits: tuple[BoundedSeconds, ...] = ()  # for each batch; empty if unknown
 

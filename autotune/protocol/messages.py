@@ -28,7 +28,7 @@ from autotune.protocol.workload_profile import FoundIdentity, WorkloadProfile
 from autotune.request import WorkloadRequest
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
-MAX_PAUSE_SECONDS: Final = 10.0  # within a message, before the other process counts as gone
+MAX_PAUSE_SECONDS: Final = 10.0  # within a message, before the connection counts as closed
 MEASURING_PHASE: Final = "measuring"  # of a trial
 
 Role = Literal["main", "workers"]
@@ -157,7 +157,7 @@ REPORT: Final[TypeAdapter[Report]] = TypeAdapter(Report)
 
 
 class ChannelClosedError(Exception):
-    """The other process is gone, or stopped within a message."""
+    """The other process has ended, or stopped within a message."""
 
 
 class Channel:
@@ -186,7 +186,7 @@ class Channel:
         """Wait for one message; return None if none begins within `timeout` seconds.
 
         Raises:
-            ChannelClosedError: The other process is gone, stopped within a message, or sent more than 64 MiB.
+            ChannelClosedError: The other process has ended, stopped within a message, or sent more than 64 MiB.
         """
         try:
             if not self._connection.poll(timeout):

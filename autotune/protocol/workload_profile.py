@@ -140,7 +140,7 @@ class WorkloadProfile(FoundIdentity):
     fixed_settings: dict[SettingName, int | bool | None] = Field(default_factory=dict)  # by the loader or the dataset
     ends_with_sampler: bool = True  # whether an epoch of the loader ends when its sampler does
     multiprocessing_context: StartMethod | None = None  # of the workload; None for Python's default
-    gpu_room_bytes: BoundedBytes = 0  # device memory that the process held or could get at the start; 0 on the CPU
+    gpu_free_bytes: BoundedBytes = 0  # device memory that the process held or could get at the start; 0 on the CPU
     pinning: bool = False  # whether pin_memory has an effect on the device in use
     worker_start_cost: LinearCost = LinearCost(fixed_seconds=0.0, per_item_seconds=0.02)  # includes lazy imports
     rss_bytes: BoundedBytes = 0  # resident memory of the process that loaded batches itself

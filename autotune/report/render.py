@@ -31,7 +31,7 @@ def render_summary(
 
     Only lines to paste are wider than `width` columns; `name` selects the profile if the file holds several workloads.
     """
-    report, is_change = make_report(profile, file, name), profile.result.verdict == "faster"
+    report, is_change = make_report(profile, file, name), profile.result.decision == "faster"
     result = [_arguments(profile) if is_change else f"{report.headline}.", report.throughput, report.brief]
     result += [report.evidence] if interrupted or not profile.is_validated else []
     rows = list(zip(["Result  ", *[_INDENT] * 3], result, strict=False))

@@ -53,9 +53,9 @@ class Report:
 def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Report:
     """Make the sections of a profile of a file; `name` selects it if the file holds several workloads."""
     result, samples, processes = profile.result, profile.search.batch_samples, profile.workload.nproc_per_node
-    base = result.baseline if result.verdict == "faster" else None
+    base = result.baseline if result.decision == "faster" else None
     rate = f"{number(result.samples_per_second)} samples/s"
-    headline = rate if result.verdict == "faster" else NO_CHANGE if profile.is_complete else NOTHING_YET
+    headline = rate if result.decision == "faster" else NO_CHANGE if profile.is_complete else NOTHING_YET
     throughput = f"{rate} in each of {processes} processes" if processes > 1 else rate
     throughput += _interval(result.samples_per_second_ci95, number)
     if base is not None and result.speedup is not None:

@@ -158,7 +158,7 @@ class TrialFailure:
         return self if rank is None else replace(self, message=f"in rank {rank} {self.message}")
 
 
-Answer = Report | TrialFailure
+Reply = Report | TrialFailure
 
 
 def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> TrialFailure:
@@ -206,7 +206,7 @@ def diagnose_exit(status: int | None, output: str, shm: str = "", *, on_device: 
     unknown = "" if status is None or status >= 0 else f"signal {-status}"
     name = next((one.name for one in signal.Signals if status == -one), unknown)
     advice = find_advice(name, "crashed", shm)
-    if not advice:  # nobody asks for such a signal, while an abort may follow an error
+    if not advice:  # an abort may follow an error
         found = find_pattern(_drop_source(output), *RESOURCES, *(DEVICES if on_device else ()), shm=shm)
         if found is not None:
             return TrialFailure(*found, output)
@@ -228,51 +228,51 @@ def reclassify_oom_kill(failure: TrialFailure, peak: ResourceUsage, budgets: Bud
     return replace(failure, kind="out_of_memory", message=message + format_bytes(budgets.memory_bytes))
 
 
-def reject_report(answer: Answer) -> TrialFailure:
+def reject_report(reply: Reply) -> TrialFailure:
     """Return the failure of a process, or that of one that replied to another command."""
-    if isinstance(answer, TrialFailure):
-        return answer
-    return TrialFailure("crashed", f"sent an unexpected reply ({type(answer).__name__})")
+    if isinstance(reply, TrialFailure):
+        return reply
+    return TrialFailure("crashed", f"sent an unexpected reply ({type(reply).__name__})")
 
 
 def make_result(
-    request: TrialRequest, answer: Answer, peak: ResourceUsage, budgets: Budgets, batches: int, output: str, ranks: int
+    request: TrialRequest, reply: Reply, peak: ResourceUsage, budgets: Budgets, batches: int, output: str, ranks: int
 ) -> TrialResult:
     """Return the result of a trial, with the share of one of its training processes (`ranks`) in the peak of all.
 
     `batches` is the number that the child last reported, and `output` the end of what its processes printed.
     """
     seen: dict[str, Any] = {"peak_host_bytes": peak.host_bytes // ranks, "peak_shm_bytes": peak.shm_bytes // ranks}
-    if isinstance(answer, TrialReport):
-        used, budget = answer.measurement.peak_gpu_bytes, budgets.gpu_bytes
+    if isinstance(reply, TrialReport):
+        used, budget = reply.measurement.peak_gpu_bytes, budgets.gpu_bytes
         if budget is None or used <= budget:
-            return TrialResult(kind="completed", config=request.config, measurement=answer.measurement, **seen)
+            return TrialResult(kind="completed", config=request.config, measurement=reply.measurement, **seen)
         failure = TrialFailure(DEVICE_MEMORY.outcome, DEVICE_MEMORY.describe_excess(used, budget))
-    elif isinstance(answer, FailureReport):
-        failure = diagnose_error(answer, peak.describe_shm(), output).name_rank(answer.rank)
-        seen |= {"samples": answer.samples, "in_step": answer.where == "running step"}
-        seen["cause"] = _find_cause(answer) if failure.kind == "workload_failed" else ""
+    elif isinstance(reply, FailureReport):
+        failure = diagnose_error(reply, peak.describe_shm(), output).name_rank(reply.rank)
+        seen |= {"samples": reply.samples, "in_step": reply.where == "running step"}
+        seen["cause"] = _find_cause(reply) if failure.kind == "workload_failed" else ""
         failure = reclassify_oom_kill(failure, peak, budgets)
     else:
-        failure = reject_report(answer)
+        failure = reject_report(reply)
         seen["samples"] = (batches + 1) * (request.config.dataloader.batch_size or 1)
     seen |= {"message": failure.message, "details": failure.details}
     return TrialResult(kind=failure.kind, config=request.config, **seen)
 
 
-def start_error(answer: Answer, workload: WorkloadRequest) -> UsageError | WorkloadError:
+def start_error(reply: Reply, workload: WorkloadRequest) -> UsageError | WorkloadError:
     """Return the error for a workload that could not be loaded or profiled."""
-    if not isinstance(answer, FailureReport):
-        failure = reject_report(answer)
+    if not isinstance(reply, FailureReport):
+        failure = reject_report(reply)
         advice = {
             "timed_out": " If it needs longer, allow it with --stall-time.",
             "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
         }.get(failure.kind, "")
         message = f"While {workload.dataset} was loaded and profiled, its process {failure.message}.{advice}"
         return WorkloadError(message, failure.details)
-    advice = _advise_on_missing_module(answer.error, Path(workload.working_dir))
-    advice = advice or find_advice(answer.error, "workload_failed")
-    text = f"{answer.error}\n{advice}." if advice else answer.error
+    advice = _advise_on_missing_module(reply.error, Path(workload.working_dir))
+    advice = advice or find_advice(reply.error, "workload_failed")
+    text = f"{reply.error}\n{advice}." if advice else reply.error
     kind, _, message = text.partition(": ")
     for ours in (UsageError, WorkloadError):
         if kind.rpartition(".")[2] == ours.__name__:
@@ -283,7 +283,7 @@ def start_error(answer: Answer, workload: WorkloadRequest) -> UsageError | Workl
         "dataset": f"The dataset factory {workload.dataset} failed",
     }
     usual = f"Loading the first batches of {workload.dataset} in the training process failed"
-    return WorkloadError(f"{sources.get(answer.where, usual)}: {text}", answer.details)
+    return WorkloadError(f"{sources.get(reply.where, usual)}: {text}", reply.details)
 
 
 def _advise_on_missing_module(error: str, folder: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from autotune.system.processes import PROC, STACK_SIGNAL, read_field, read_text
 from autotune.system.software import is_library
 
-ANSWER_SECONDS: Final = 0.3  # for a process to write its stacks; one that waits for a disk does not
+REPLY_SECONDS: Final = 0.3  # for a process to write its stacks; one that waits for a disk does not
 MAX_PROCESSES: Final = 256
 _SPAWN: Final = "start workers with --set multiprocessing_context=spawn"
 FORKED_LOCK: Final = (
@@ -84,7 +84,7 @@ def _request(pid: int, stacks: Path) -> str:
     with suppress(OSError), stacks.open("a+b") as file:
         start = size = file.seek(0, os.SEEK_END)
         os.kill(pid, STACK_SIGNAL)
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline = time.monotonic() + REPLY_SECONDS
         while time.monotonic() < deadline:
             time.sleep(0.01)
             before, size = size, file.seek(0, os.SEEK_END)

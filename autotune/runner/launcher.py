@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Final, Self
 from autotune.system.processes import PROC, TRIAL_VARIABLE, list_tree
 
 MAX_TMPDIR_LENGTH: Final = 60  # characters; AF_UNIX paths end at 108, and torch adds to it
-MAX_ANSWER_SECONDS: Final = 120.0  # the first answer waits until torch is imported, maybe from a slow disk
+MAX_REPLY_SECONDS: Final = 120.0  # the first reply waits until torch is imported, maybe from a slow disk
 MAX_END_SECONDS: Final = 20.0
 
 
@@ -89,10 +89,10 @@ class Launcher:
         """
         trial = {"folder": str(folder), "working_dir": str(Path(working_dir).resolve()), "interpreter": interpreter}
         self.prepare()
-        answer, received = self._ask({"start": trial}, (connection, log.fileno()))
-        if "errno" in answer:
-            raise OSError(answer["errno"], os.strerror(answer["errno"]))
-        self._trial = answer["pid"]
+        reply, received = self._ask({"start": trial}, (connection, log.fileno()))
+        if "errno" in reply:
+            raise OSError(reply["errno"], os.strerror(reply["errno"]))
+        self._trial = reply["pid"]
         return received[0]
 
     def read_status(self) -> int | None:
@@ -114,15 +114,15 @@ class Launcher:
         return survivors
 
     def _ask(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> tuple[dict[str, Any], list[int]]:
-        """Return the supervisor's answer; raise OSError if it does not answer."""
+        """Return the supervisor's reply; raise OSError if it does not reply."""
         if self._connection is None:
-            raise BrokenPipeError(errno.EPIPE, "the supervisor is gone")
+            raise BrokenPipeError(errno.EPIPE, "the supervisor has ended")
         socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
-        if not wait([self._connection], MAX_ANSWER_SECONDS):
-            raise TimeoutError(errno.ETIMEDOUT, "the supervisor does not answer")
+        if not wait([self._connection], MAX_REPLY_SECONDS):
+            raise TimeoutError(errno.ETIMEDOUT, "the supervisor does not reply")
         message, received, _, _ = socket.recv_fds(self._connection, 2**16, 1)
         if not message:
-            raise BrokenPipeError(errno.EPIPE, "the supervisor is gone")
+            raise BrokenPipeError(errno.EPIPE, "the supervisor has ended")
         return dict(json.loads(message)), received
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ class Limits:
     def find_excess(
         self, usage: ResourceUsage, idle_seconds: float, running_seconds: float
     ) -> tuple[TrialKind, str] | None:
-        """Return the kind and the message of an exceeded limit; the one that harms other processes most comes first."""
+        """Return kind and message of an exceeded limit; the one that affects other processes most comes first."""
         budgets = self.budgets
         if usage.available_bytes < budgets.reserve_bytes:
             left, reserve = format_bytes(usage.available_bytes), format_bytes(budgets.reserve_bytes)

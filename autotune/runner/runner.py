@@ -24,7 +24,7 @@ from autotune.protocol.messages import ChannelClosedError, FailureReport, ProbeR
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
 from autotune.runner import diagnosis
-from autotune.runner.diagnosis import Answer, TrialFailure
+from autotune.runner.diagnosis import Reply, TrialFailure
 from autotune.runner.hangs import find_blocking, read_all_stacks
 from autotune.runner.launcher import Launcher, make_folder
 from autotune.runner.resources import Limits, ResourceMonitor, ResourceUsage
@@ -62,31 +62,31 @@ class TrialProcess:
         self._channel = messages.Channel(ours)
         self.monitor = ResourceMonitor(launcher.supervisor_pid)
 
-    def command(self, command: messages.Command, limits: Limits) -> Answer:
+    def command(self, command: messages.Command, limits: Limits) -> Reply:
         """Send a command, and wait for the report, or for how the process ended."""
         self.send(command)
         return self.receive(limits)
 
     def send(self, command: messages.Command) -> None:
-        """Send a command; `receive` waits for the report, also if the process is gone."""
+        """Send a command; `receive` waits for the report, also if the process has ended."""
         with contextlib.suppress(ChannelClosedError):
             self._channel.send(command.model_dump_json())
 
-    def receive(self, limits: Limits) -> Answer:
+    def receive(self, limits: Limits) -> Reply:
         """Wait for the report of the command sent, or for how the process ended."""
         self.monitor.peak, self.batches = ResourceUsage(), 0
-        answer: Answer
+        reply: Reply
         try:
-            answer = self._await_report(limits)
+            reply = self._await_report(limits)
         except ChannelClosedError:
-            answer = self._describe_exit(limits, self._poll(EXIT_SECONDS))
+            reply = self._describe_exit(limits, self._poll(EXIT_SECONDS))
         except ValidationError as error:
-            answer = self._end_for("crashed", f"sent an invalid message ({error.errors()[0]['msg']})")
-        if isinstance(answer, TrialFailure):
-            answer = diagnosis.reclassify_oom_kill(answer, self.monitor.peak, limits.budgets)
-        return answer
+            reply = self._end_for("crashed", f"sent an invalid message ({error.errors()[0]['msg']})")
+        if isinstance(reply, TrialFailure):
+            reply = diagnosis.reclassify_oom_kill(reply, self.monitor.peak, limits.budgets)
+        return reply
 
-    def _await_report(self, limits: Limits) -> Answer:
+    def _await_report(self, limits: Limits) -> Reply:
         started = progressed = time.monotonic()
         while True:
             line = self._channel.receive(self.monitor.tick_seconds)
@@ -118,7 +118,7 @@ class TrialProcess:
     def _end_for(self, kind: TrialKind, message: str) -> TrialFailure:
         processes = self.monitor.list_processes()
         found = find_blocking(read_all_stacks(processes, self._folder / STACKS_FILE)) if kind == "stalled" else None
-        for pid in processes:  # at once; the supervisor may spare some of them for a moment
+        for pid in processes:  # at once; the supervisor kills some of them later
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGSTOP)
         output = self.read_output()
@@ -212,43 +212,43 @@ class TrialRunner:
         self._limits, self._ranks = budgets, 1
         self._probe_end = time.monotonic() + max_seconds
         command = messages.ProbeCommand(batch_size=sizes[0], largest=max(sizes), usable_cpus=usable_cpus)
-        answer = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
-        if isinstance(answer, ProbeReport):
-            self._profile = answer.profile
-            if budgets.max_workers and "num_workers" not in answer.profile.fixed_settings:
-                facts = {"profile": answer.profile, "digests": answer.digests}
-                self._profile = self._probe_workers(answer.profile, command.model_copy(update=facts))
+        reply = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
+        if isinstance(reply, ProbeReport):
+            self._profile = reply.profile
+            if budgets.max_workers and "num_workers" not in reply.profile.fixed_settings:
+                facts = {"profile": reply.profile, "digests": reply.digests}
+                self._profile = self._probe_workers(reply.profile, command.model_copy(update=facts))
         is_late, self._probe_end = time.monotonic() >= self._probe_end, math.inf
-        if isinstance(answer, ProbeReport) and self._profile is not None and not is_late:
+        if isinstance(reply, ProbeReport) and self._profile is not None and not is_late:
             return self._profile
         self.close()
-        if is_late and not isinstance(answer, FailureReport):
+        if is_late and not isinstance(reply, FailureReport):
             raise UsageError(
                 f"Nothing could be tried: {self._workload.dataset} was not loaded and profiled after the "
                 f"{format_seconds(max_seconds)} that --timeout had left for it. Allow more time."
             )
-        raise diagnosis.start_error(answer, self._workload)
+        raise diagnosis.start_error(reply, self._workload)
 
     def _probe_workers(self, profile: WorkloadProfile, command: messages.ProbeCommand) -> WorkloadProfile:
         """Have another process complete a profile; if it fails, the workload may still work without workers."""
-        answer = self._give(command, "workers", self._stall_seconds * MAX_PROBE_STALLS)
-        if isinstance(answer, ProbeReport):
-            return answer.profile
+        reply = self._give(command, "workers", self._stall_seconds * MAX_PROBE_STALLS)
+        if isinstance(reply, ProbeReport):
+            return reply.profile
         self.close()
-        failure = answer.error if isinstance(answer, FailureReport) else None
-        if isinstance(answer, TrialFailure) and answer.kind in CODE_FAILURES:
-            failure = answer.message
+        failure = reply.error if isinstance(reply, FailureReport) else None
+        if isinstance(reply, TrialFailure) and reply.kind in CODE_FAILURES:
+            failure = reply.message
         return profile.model_copy(update={"worker_failure": failure})
 
     def identify(self, batch_size: int, budgets: Budgets) -> messages.IdentityReport:
         """Load the workload and a few batches, and return its identity; raises what `probe` raises."""
         self._limits, self._ranks = budgets, 1
         command = messages.IdentifyCommand(batch_size=batch_size)
-        answer = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
-        if isinstance(answer, messages.IdentityReport):
-            return answer
+        reply = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
+        if isinstance(reply, messages.IdentityReport):
+            return reply
         self.close()
-        raise diagnosis.start_error(answer, self._workload)
+        raise diagnosis.start_error(reply, self._workload)
 
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial; a child that failed is ended with its whole tree, and the next trial gets a new one."""
@@ -258,12 +258,12 @@ class TrialRunner:
         self._ranks = self._workload.nproc_per_node
         budgeted = request.model_copy(update={"gpu_bytes": self._limits.gpu_bytes})
         role: messages.Role = "workers" if request.config.dataloader.num_workers else "main"
-        answer = self._give(budgeted, role, request.seconds * MAX_TRIAL_OVERHEAD + self._stall_seconds)
+        reply = self._give(budgeted, role, request.seconds * MAX_TRIAL_OVERHEAD + self._stall_seconds)
         child = self._child
         assert child is not None
-        output = child.read_output() if isinstance(answer, FailureReport) else ""
+        output = child.read_output() if isinstance(reply, FailureReport) else ""
         budgets = self._limits.for_ranks(self._ranks)
-        result = diagnosis.make_result(request, answer, child.monitor.peak, budgets, child.batches, output, self._ranks)
+        result = diagnosis.make_result(request, reply, child.monitor.peak, budgets, child.batches, output, self._ranks)
         if result.kind == "completed":
             child.send(messages.ReleaseCommand())  # its workers are shut down while others go on
             self._is_releasing = True
@@ -271,7 +271,7 @@ class TrialRunner:
             self.close()
         return result.model_copy(update={"seconds": time.monotonic() - started})
 
-    def _give(self, command: messages.Command, role: messages.Role, deadline_seconds: float) -> Answer:
+    def _give(self, command: messages.Command, role: messages.Role, deadline_seconds: float) -> Reply:
         """Have a child of this role carry out a command; role workers turns into role main, and never back."""
         if role == "workers" and self._role == "main":
             self.close()
@@ -286,9 +286,9 @@ class TrialRunner:
             is_new = isinstance(command, TrialRequest) and command.new_process == "interpreter"
             self._child = TrialProcess(self._launcher, self._workload.working_dir, self._progress, interpreter=is_new)
             load = messages.LoadCommand(workload=self._workload, role=role, ranks=self._ranks, known=self._profile)
-            answer = self._child.command(load, self._watch(math.inf, self._stall_seconds * MAX_LOAD_STALLS))
-            if not isinstance(answer, messages.ReadyReport):
-                return answer
+            reply = self._child.command(load, self._watch(math.inf, self._stall_seconds * MAX_LOAD_STALLS))
+            if not isinstance(reply, messages.ReadyReport):
+                return reply
             self.start_seconds = time.monotonic() - began
         return self._child.command(command, self._watch(deadline_seconds, self._stall_seconds))
 

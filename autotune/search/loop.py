@@ -1,6 +1,6 @@
 """Search loop: asks for configurations and measures them until no further gain is expected.
 
-Whatever sampler proposes, our own model decides whether a gain is expected; `random` goes on to the limits.
+With any sampler, the cost model decides whether a gain is expected; `random` goes on to the limits.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Search:
         self._since_improvement = self._repeats = 0
 
     def run(self) -> SearchOutcome:
-        """Search; raise WorkloadError if the user's code fails whatever is tried, StudyError without a study."""
+        """Search; raise WorkloadError if the user's code fails with every configuration, StudyError without a study."""
         reason = ""
         with study.quiet_logs():
             self._study = study.open_study(self._plan)

@@ -38,7 +38,7 @@ class Plan:
     baseline: LoaderConfig
     hardware: Hardware  # the machine as profiles record it
     local_workload: WorkloadProfile  # the share of one training process
-    usable_cpus: float  # likewise
+    usable_cpus: float  # of one training process
 
     @property
     def best_upper_bound(self) -> float:

@@ -142,7 +142,7 @@ class TrialModel:
                 self._resources = self._resources.learn(record.result)
 
     def propose(self) -> Proposal | None:
-        """Return the most promising candidate that is expected to keep the limits; None if all were tried."""
+        """Return the untried candidate with the highest expected gain, within the limits; None if all were tried."""
         # After a trial with workers, one without them costs another process; it must be predicted to be the fastest.
         is_late = any(config.dataloader.num_workers for config in self.known)
         best_rate = self.best.samples_per_second if self.best and is_late else 0.0

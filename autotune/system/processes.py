@@ -20,7 +20,7 @@ CGROUP: Final = Path("/sys/fs/cgroup")
 SHM: Final = Path("/dev/shm")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 TRIAL_VARIABLE: Final = "DLTUNE_TRIAL"  # in the environment of every process of a trial
-STACK_SIGNAL: Final = signal.SIGRTMIN + 10  # at which a process of a trial dumps its stacks; nobody else uses it
+STACK_SIGNAL: Final = signal.SIGRTMIN + 10  # at which a process of a trial dumps its stacks; no other code uses it
 MIN_EMPTY_SECONDS: Final = 0.5  # a new segment of shared memory has no content for some microseconds
 STACKS_FILE: Final = "stacks"  # in the temporary folder of the trial
 
@@ -83,14 +83,14 @@ def is_cleaner(pid: int, proc: Path = PROC) -> bool:
 
 
 def read_smaps(pid: int | str, proc: Path = PROC) -> Counter[str]:
-    """Return the sizes in a process's `smaps_rollup`, in bytes; empty if it is gone. Takes about 2 ms."""
+    """Return the sizes in a process's `smaps_rollup`, in bytes; empty if it has ended. Takes about 2 ms."""
     lines = read_text(proc / str(pid) / "smaps_rollup").splitlines()
     pairs = (line.split() for line in lines if line.endswith("kB"))
     return Counter({key.rstrip(":"): int(size) * 1024 for key, size, _ in pairs})
 
 
 def read_resident(pid: int | str, proc: Path = PROC) -> tuple[int, int]:
-    """Return a process's resident bytes, and how many of them are files or shared memory; zeros if it is gone."""
+    """Return a process's resident bytes, and how many of them are files or shared memory; zeros if it has ended."""
     pages = read_text(proc / str(pid) / "statm").split()
     return (int(pages[1]) * PAGE_BYTES, int(pages[2]) * PAGE_BYTES) if pages else (0, 0)
 
@@ -110,7 +110,7 @@ def die_with_parent() -> None:
     _libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
-def adopt_orphans() -> None:
+def become_subreaper() -> None:
     """Make this process the parent of all its descendants whose own parents end."""
     _libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
@@ -140,9 +140,9 @@ def list_empty_segments(pids: Collection[int], shm: Path = SHM) -> set[str]:
     return found
 
 
-def remove_segments(names: Iterable[str], spared: Collection[str] = (), shm: Path = SHM) -> None:
+def remove_segments(names: Iterable[str], kept: Collection[str] = (), shm: Path = SHM) -> None:
     """Remove names in /dev/shm."""
-    for name in set(names).difference(spared):
+    for name in set(names).difference(kept):
         with suppress(OSError):
             (shm / name).unlink()
 

@@ -86,8 +86,8 @@ def decide(validation: Validation, plan: Plan) -> Decision | None:
         return count_changes(one), loader.num_workers, is_nearly_full(one), len(non_defaults), one.peak_host_bytes
 
     def is_worth_its_changes(one: CandidateRuns) -> bool:
-        rival = next((other for other in running if count_changes(other) < count_changes(one)), None)
-        return rival is None or one.is_faster_than(rival, MIN_SPEEDUP, running)
+        alternative = next((other for other in running if count_changes(other) < count_changes(one)), None)
+        return alternative is None or one.is_faster_than(alternative, MIN_SPEEDUP, running)
 
     def is_worth_its_settings(one: CandidateRuns) -> bool:
         variant = by_config.get(plan.default_variant(one.config))
@@ -104,11 +104,11 @@ def decide(validation: Validation, plan: Plan) -> Decision | None:
         return kept if baseline.rate else None
     winner = min(ties, key=cost)
     speedup, interval = winner.compare(baseline, running) if baseline.rate else (None, None)
-    rivals = [by_config.get(keep(winner.config)) for keep in (plan.keep_order, plan.default_variant)]
+    others = [by_config.get(keep(winner.config)) for keep in (plan.keep_order, plan.default_variant)]
     if "batch_size" in plan.list_training_changes(winner.config):
-        rivals.append(next((one for one in running if not count_changes(one)), None))
+        others.append(next((one for one in running if not count_changes(one)), None))
     gains = list[Contribution]()
-    for rival in dict.fromkeys(one for one in rivals if one is not None and one is not winner):
-        setting, (gain, ci95) = describe_difference(winner.config, rival.config), winner.compare(rival, running)
+    for one in dict.fromkeys(one for one in others if one is not None and one is not winner):
+        setting, (gain, ci95) = describe_difference(winner.config, one.config), winner.compare(one, running)
         gains.append(Contribution(setting=setting, samples_per_second=winner.rate, speedup=gain, speedup_ci95=ci95))
     return Decision(winner.config, winner.rate, winner.ci95(running, [baseline]), speedup, interval, tuple(gains))

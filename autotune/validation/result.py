@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
 
 GUESS_ERROR: Final = 0.25  # of the logarithm of a guess, root mean square; 0.05 to 0.33 on the five recorded grids
 REPEATED_DATA_RATIO: Final = 1.5  # samples that all ranks together deliver in an epoch, over those of the dataset
-LATE_WAIT_SHARE: Final = 0.05  # of the time; below it a late process does no harm
+LATE_WAIT_SHARE: Final = 0.05  # of the time; below it a late process has no effect
 MIN_LATE_SHARE: Final = 0.2  # of the steps in which a process is late
 SAME_PROCESS_SHARE: Final = 0.8  # of the late steps; above it, it is always the same process
 IO_CPU_SHARE: Final = 0.5  # CPU share below which a sample mostly waits
@@ -57,7 +57,7 @@ def build_profile(
         baseline = find_best([record for record in found.records if record.config == plan.baseline])
         speedup = None if baseline is None else best.samples_per_second / baseline.samples_per_second
         decision = Decision(best.config, best.samples_per_second, None, speedup, None)
-        failures = [failure for one in validation.entrants for failure in one.failures]
+        failures = [failure for one in validation.measured for failure in one.failures]
         if failures and validation.runs:
             failure = failures[0]
             warnings.append(
@@ -96,7 +96,7 @@ def build_profile(
 def _explain_failures(records: Sequence[TrialRecord], validation: Validation) -> Exception:
     if not records:
         return UsageError("No trial was run: profiling took all the time of --timeout. Allow more time.")
-    failures = [failure for one in validation.entrants for failure in one.failures]
+    failures = [failure for one in validation.measured for failure in one.failures]
     failures += [record.result for record in records if record.result is not None and not record.is_feasible]
     examples = dict.fromkeys(f"  {failure.kind}: it {failure.message}" for failure in failures)
     skipped = sum(record.result is None for record in records)
@@ -108,7 +108,7 @@ def _build_result(
     plan: Plan, found: SearchOutcome, validation: Validation, decision: Decision, warnings: Sequence[str]
 ) -> schema.ProfileResult:
     config, rate, workload = decision.config, decision.samples_per_second, plan.workload
-    runs = next((one for one in validation.entrants if one.config == config and one.rates), None)
+    runs = next((one for one in validation.measured if one.config == config and one.rates), None)
     if runs is None:  # not validated: the search measured it
         runs = CandidateRuns(config)
         for number, record in enumerate(found.records, start=1):
@@ -125,7 +125,7 @@ def _build_result(
         validation_runs=validation.runs,
         epochs=plan.request.epochs,
         baseline=schema.Baseline(description=origin, **facts) if base.rate else None,
-        verdict="no_change" if config == plan.baseline else "faster",
+        decision="no_change" if config == plan.baseline else "faster",
         upper_bound_samples_per_second=bound if plan.has_reliable_upper_bound(config, rate) else None,
         wait_share=wait_share,
         batch_waits=runs.batch_waits,
@@ -136,7 +136,7 @@ def _build_result(
         copy_bytes_per_second=rate * workload.sample_bytes if copies else None,
         copy_bound_bytes_per_second=copies.of(pinned=config.dataloader.pin_memory) if copies else None,
         processes=runs.process_waits,
-        candidates=tuple(one.record() for one in validation.entrants),
+        candidates=tuple(one.record() for one in validation.measured),
         contributions=estimate_contributions(plan, found, validation, decision),
         advice=(*describe_waits(runs), *suggest_improvements(plan, config, bottleneck)),
         warnings=(*workload.notes, *found.warnings, *warnings, *_list_warnings(plan, validation, runs)),
@@ -145,7 +145,7 @@ def _build_result(
 
 def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> Iterator[str]:
     yield from validation.noise
-    for one in (one for one in validation.entrants if one.failures and validation.runs):
+    for one in (one for one in validation.measured if one.failures and validation.runs):
         tried, failed = len(one.rates) + len(one.failures), len(one.failures)
         yield f"{describe_config(one.config)}: {failed} of {tried} validation runs failed: it {one.failures[0].message}"
     samples = plan.workload.samples or plan.workload.counted_samples or 0

@@ -25,15 +25,14 @@ from autotune.search.plan import Plan
 from autotune.system.cgroups import CpuCounters, background_cpus, read_cpu_counters, steal_share, throttled_share
 
 MIN_RUNS: Final = 2
-MAX_RUNS: Final = 5  # while the gain over the baseline is in doubt
+MAX_RUNS: Final = 5  # while the interval of the speedup includes 1
 MAX_SCATTERED_RUNS: Final = 3  # while only the fastest one's runs differ: one outlier does not move a median of three
 VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
-DOUBTFUL_SPEEDUP: Final = 1.25  # a smaller one is worth more runs if its interval includes 1
+CLEAR_SPEEDUP: Final = 1.25  # a smaller one is worth more runs if its interval includes 1
 FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it the baseline's precision does not matter,
 SLOW_BASELINE_SHARE: Final = 0.5  # and it gets this share of a trial's time
 MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; above it another run is worth its time
 DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the fastest, by completed runs; slower candidates are dropped
-INTERPRETER_INTERVAL: Final = 3  # one measurement in so many: interpreters, as of training, vary more than forks
 MAX_FAILURES: Final = 2  # of one configuration: the first failed run is repeated, the second rules it out
 MIN_WAITS: Final = 20  # batches; percentiles of fewer are unreliable
 MIN_OTHERS_CPUS: Final = 0.15  # three kernel ticks in a reading of 0.2 s, which an idle desktop has by chance
@@ -83,7 +82,7 @@ class CandidateRuns:
         return statistics.fmean(self._wait_shares) if self._wait_shares else 0.0
 
     def ci95(self, field: Sequence[CandidateRuns] = (), others: Sequence[CandidateRuns] = ()) -> Interval | None:
-        """Compute the 95% interval of its throughput, of which `field` are rivals and `others` show the noise, too."""
+        """Compute the 95% interval of its throughput; `field` are all candidates, and `others` show the noise, too."""
         scatter = [list(other.rates.values()) for other in (*field, *others) if other is not self]
         return throughput_ci95(list(self.rates.values()), max(1, len(field)), scatter)
 
@@ -92,8 +91,8 @@ class CandidateRuns:
         numbers = [number for number in self.rates if number in other.rates]
         if not numbers:
             return self.rate / other.rate, None
-        rivals, bases = (rival.rates for rival in field if rival not in {self, other}), other.rates
-        scatter = [[rate / bases[number] for number, rate in rates.items() if number in bases] for rates in rivals]
+        competing, bases = (one.rates for one in field if one not in {self, other}), other.rates
+        scatter = [[rate / bases[number] for number, rate in rates.items() if number in bases] for rates in competing]
         values, others = ([one.rates[number] for number in numbers] for one in (self, other))
         return paired_ratio(values, others, max(1, len(field)), scatter)
 
@@ -200,7 +199,7 @@ class Validation:
 
     baseline: CandidateRuns
     candidates: tuple[CandidateRuns, ...] = ()  # that were not dropped
-    entrants: tuple[CandidateRuns, ...] = ()  # everything that was measured, the baseline first
+    measured: tuple[CandidateRuns, ...] = ()  # everything that was measured, the baseline first
     runs: int = 0  # complete ones
     noise: tuple[str, ...] = ()  # sentences on disturbances of the machine
     interrupted_by: BaseException | None = None
@@ -219,11 +218,11 @@ def validate(
     `has_time` returns whether there is time for this many more measurements; the baseline and the first candidate are
     measured once in any case.
     """
-    baseline, candidates, entrants = CandidateRuns(plan.baseline), list[CandidateRuns](), tuple[CandidateRuns, ...]()
+    baseline, candidates, measured = CandidateRuns(plan.baseline), list[CandidateRuns](), tuple[CandidateRuns, ...]()
     runs, is_whole = 0, True
     with capture_interruption() as interruption:
         candidates = [CandidateRuns(config) for config in choose() if config != plan.baseline]
-        entrants, active = (baseline, *candidates), [baseline, *candidates]
+        measured, active = (baseline, *candidates), [baseline, *candidates]
         while active and is_whole and (not runs or has_time(len(active))):
             if monitor is not None:
                 monitor.measure_others()
@@ -235,14 +234,12 @@ def validate(
                 is_far_behind = one.rate * FAR_AHEAD_SPEEDUP < max((other.rate for other in candidates), default=0.0)
                 share = SLOW_BASELINE_SHARE if one is baseline and is_far_behind else 1.0
                 request = plan.request.model_copy(update={"trial_seconds": share * plan.request.trial_seconds})
-                is_third = (entrants.index(one) + runs) % INTERPRETER_INTERVAL == 1
-                kind: NewProcess = "interpreter" if is_third else "fork"
-                while not measure_run(request, one, run_trial, progress, runs + 1, kind) and not one.is_out:
+                while not measure_run(request, one, run_trial, progress, runs + 1) and not one.is_out:
                     pass  # a failed run is repeated
             runs += is_whole or not runs
             candidates, active = _plan_next_run(plan, runs, baseline, candidates)
-    noise = () if monitor is None else tuple(monitor.describe([one.rates for one in entrants]))
-    return Validation(baseline, tuple(candidates), entrants, runs, noise, interruption.cause)
+    noise = () if monitor is None else tuple(monitor.describe([one.rates for one in measured]))
+    return Validation(baseline, tuple(candidates), measured, runs, noise, interruption.cause)
 
 
 def _plan_next_run(
@@ -259,25 +256,24 @@ def _plan_next_run(
     floor = DROP_BELOW_RATIO.get(runs, 0.0) * best.rate
     candidates = [one for one in candidates if one in needed or one.rate >= floor]
     speedup, interval = best.compare(baseline, candidates) if candidates and baseline.rate else (1.0, None)
-    is_in_doubt = interval is not None and 1 < speedup < DOUBTFUL_SPEEDUP and interval[0] <= 1
+    is_uncertain = interval is not None and 1 < speedup < CLEAR_SPEEDUP and interval[0] <= 1
     rates = best.rates.values() or (1.0,)
     is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
-    goes_on = runs < MIN_RUNS or (is_in_doubt and runs < MAX_RUNS)
+    goes_on = runs < MIN_RUNS or (is_uncertain and runs < MAX_RUNS)
     active = [baseline, *candidates] if goes_on else [baseline, *needed] if is_scattered else []
     return candidates, [one for one in active if not one.is_out]
 
 
 def measure_run(
-    request: TuningRequest,
-    runs: CandidateRuns,
-    run_trial: RunTrial,
-    progress: ProgressListener,
-    number: int,
-    kind: NewProcess = "fork",
+    request: TuningRequest, runs: CandidateRuns, run_trial: RunTrial, progress: ProgressListener, number: int
 ) -> bool:
-    """Measure a configuration once in a fresh process; return whether the run completed."""
+    """Measure a configuration once in a fresh process; return whether the run completed.
+
+    A process that loads data itself is a new interpreter, as in training: a fork decoded images 6% faster.
+    """
     progress.show_run(number, runs.config, None)
     limits: dict[str, Any] = {"seconds": request.trial_seconds, "precision": VALIDATION_PRECISION}
+    kind: NewProcess = "fork" if runs.config.dataloader.num_workers else "interpreter"
     result = run_trial(TrialRequest(config=runs.config, epochs=request.epochs, new_process=kind, **limits))
     runs.add(number, result, request.epochs)
     progress.show_run(number, runs.config, 0.0 if result.measurement is None else runs.rates[number])

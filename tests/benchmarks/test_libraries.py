@@ -23,7 +23,7 @@ RESULT = LibraryResult(
     package="torchdata 0.11.0",
     measured="torchdata.StatefulDataLoader",
     choice="w=2 pf=2 bs=32",
-    verdict="faster",
+    decision="faster",
     compared="w=2 pf=2 bs=32",
     speedup=1.5,
     tuning_seconds=90.0,
@@ -36,7 +36,7 @@ def test_a_row_has_the_predicted_speedup_if_any_and_that_of_whole_runs_which_is_
     assert RESULT.true_speedup == pytest.approx(1.5)
     assert RESULT.deviation == pytest.approx(0.0)
     assert re.search(r"\| w=2 pf=2 bs=32 +\| 1.50x +\| 1.50x +\| \+0.0% +\|$", format_results([RESULT]))
-    kept = RESULT.model_copy(update={"speedup": None, "verdict": "no_change"})
+    kept = RESULT.model_copy(update={"speedup": None, "decision": "no_change"})
     assert kept.deviation is None
     assert re.search(r"\| no change +\| 1.50x +\| +\|$", format_results([kept]))
 
@@ -46,7 +46,7 @@ def test_if_no_change_is_recommended_the_best_other_candidate_is_compared() -> N
         make_candidate_result(make_config(workers), *rates)
         for workers, rates in enumerate([(10.0, 10.0), (5.0, 5.0), (9.0, 8.0)])
     )
-    result = make_profile_result(verdict="no_change", candidates=(kept, worse, other))
+    result = make_profile_result(decision="no_change", candidates=(kept, worse, other))
     profile = make_profile(result=result).model_copy(update={"config": kept.config})
     config, speedup = find_compared(profile)
     assert config == other.config

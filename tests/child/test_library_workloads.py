@@ -92,7 +92,7 @@ def test_a_hugging_face_dataset_returns_whole_batches_and_a_stream_shares_its_sh
 @pytest.mark.parametrize("name", ["ModelWithData", "MODEL"])
 def test_a_model_may_have_its_own_data(name: str) -> None:
     loaded = load(name)
-    assert loaded.promised_samples == 64
+    assert loaded.expected_samples == 64
     assert loaded.baseline is not None
 
 
@@ -123,7 +123,7 @@ def test_the_loader_inside_that_of_accelerate_is_measured(name: str, workers: in
 def test_one_of_several_loaders_is_chosen_by_its_name(name: str, words: str, split: str, samples: int) -> None:
     with pytest.raises(UsageError, match=words):
         load(name)
-    assert load(name, split).promised_samples == samples
+    assert load(name, split).expected_samples == samples
 
 
 def test_lightnings_trainer_makes_the_calls_in_the_same_order(tmp_path: Path) -> None:

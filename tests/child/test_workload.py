@@ -119,7 +119,7 @@ def test_several_are_refused_with_the_names_to_choose_from(name: str, is_loader:
 
 @pytest.mark.parametrize(("name", "split", "samples"), [("make_pair", "1", 20), ("DATASETS", "train", 60)])
 def test_the_one_of_the_given_name_is_tuned(name: str, split: str, samples: int) -> None:
-    assert load(name, split).promised_samples == samples
+    assert load(name, split).expected_samples == samples
 
 
 @pytest.mark.parametrize(
@@ -150,4 +150,4 @@ def test_a_name_of_nothing_is_refused(name: str, is_loader: bool, split: str, wo
 
 
 def test_a_list_of_samples_is_one_dataset() -> None:
-    assert load("ONE_LIST").promised_samples == 4
+    assert load("ONE_LIST").expected_samples == 4

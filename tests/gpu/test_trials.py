@@ -49,7 +49,7 @@ def test_epochs_are_whole_however_batches_get_to_the_device(workers: int, *, pin
         result = run(runner, make_gpu_config(workers, pinned=pinned, ahead=ahead))
     assert result.kind == "completed", result.message
     assert result.measurement is not None
-    assert all(trace.batches == trace.promised_batches for trace in result.measurement.epochs)
+    assert all(trace.batches == trace.requested_batches for trace in result.measurement.epochs)
     assert result.measurement.peak_gpu_bytes > 0
 
 
@@ -87,7 +87,7 @@ def test_the_probe_measures_the_way_to_the_device() -> None:
     assert profile.h2d is not None
     assert profile.pinning
     assert profile.gpu_bytes.per_batch(32) > 0
-    assert profile.gpu_room_bytes > 0
+    assert profile.gpu_free_bytes > 0
 
 
 def test_a_step_that_breaks_the_device_is_refused_with_its_error() -> None:

@@ -53,8 +53,8 @@ def test_training_processes_share_the_memory_of_their_gpu(ranks: int, gpus: int,
         (None, None),
         (make_workload(), None),
         (make_gpu_workload(), 40 * GIB),
-        (make_gpu_workload(gpu_room_bytes=10 * GIB), 10 * GIB),
-        (make_gpu_workload(gpu_room_bytes=0), 40 * GIB),  # unknown
+        (make_gpu_workload(gpu_free_bytes=10 * GIB), 10 * GIB),
+        (make_gpu_workload(gpu_free_bytes=0), 40 * GIB),  # unknown
     ],
 )
 def test_others_hold_a_part_of_the_gpu(workload: WorkloadProfile | None, gpu_bytes: int | None) -> None:

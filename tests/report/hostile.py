@@ -26,7 +26,7 @@ def make_hostile_profile() -> TunedProfile:
     """Build the profile; fields that take one of a few words keep theirs."""
     good = make_full_profile()
     bad: TunedProfile = _poison(good)
-    result = bad.result.model_copy(update={"verdict": "faster", "bottleneck": "cpu"})
+    result = bad.result.model_copy(update={"decision": "faster", "bottleneck": "cpu"})
     trials = (*good.search.trials, make_failed_summary(6, make_config(2), HOSTILE))
     kept_parts = {"trials": trials, "phase_seconds": good.search.phase_seconds, "scaling": good.search.scaling}
     search = bad.search.model_copy(update=kept_parts)

@@ -17,7 +17,7 @@ from tests.builders import make_config, make_full_profile, make_profile_result, 
 from tests.report.hostile import HOSTILE, make_hostile_profile
 
 VOID = {"meta", "img", "br", "link"}
-NO_CHANGE: dict[str, Any] = {"verdict": "no_change", "speedup": 1.0, "speedup_ci95": (1.0, 1.0)}
+NO_CHANGE: dict[str, Any] = {"decision": "no_change", "speedup": 1.0, "speedup_ci95": (1.0, 1.0)}
 
 
 class Page(HTMLParser):
@@ -160,7 +160,7 @@ RESULTS = st.builds(
     samples_per_second_ci95=INTERVALS,
     speedup=st.none() | RATES,
     upper_bound_samples_per_second=st.none() | RATES,
-    verdict=st.sampled_from(["faster", "no_change"]),
+    decision=st.sampled_from(["faster", "no_change"]),
     peak_host_bytes=BYTES,
 )
 

@@ -11,7 +11,7 @@ from autotune.profiles.schema import BatchWaits, ProcessWaits, TunedProfile
 from autotune.report.render import render_profile, render_summary
 from tests.builders import make_config, make_full_profile, make_profile, make_profile_result
 
-NO_CHANGE: dict[str, Any] = {"verdict": "no_change", "speedup": 1.0, "speedup_ci95": (0.98, 1.02)}
+NO_CHANGE: dict[str, Any] = {"decision": "no_change", "speedup": 1.0, "speedup_ci95": (0.98, 1.02)}
 LOAD = 'import autotune; loader = autotune.load("dltune.json").make_loader(dataset, shuffle=True)'
 
 

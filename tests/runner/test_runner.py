@@ -35,7 +35,7 @@ def test_a_whole_epoch_delivers_what_the_sampler_promised(honest: TrialRunner, w
     result = honest.run(request.model_copy(update={"config": config}))
     assert result.measurement is not None, result.message
     for trace in result.measurement.epochs:
-        assert (trace.batches, trace.promised_batches, trace.samples) == (8, 8, 64)
+        assert (trace.batches, trace.requested_batches, trace.samples) == (8, 8, 64)
 
 
 def test_the_seconds_of_a_trial_begin_when_workers_are_there_that_take_longer_to_start() -> None:

@@ -56,7 +56,7 @@ def make_segment(folder: Path, name: str, pages: int = 1) -> Path:
 def test_only_the_given_names_are_removed(tmp_path: Path) -> None:
     for name in ("torch_12_1_0", "torch_12_1_1", "torch_123_1_0"):
         make_segment(tmp_path, name)
-    remove_segments(["torch_12_1_0", "torch_12_1_1", "torch_7_1_0"], spared={"torch_12_1_1"}, shm=tmp_path)
+    remove_segments(["torch_12_1_0", "torch_12_1_1", "torch_7_1_0"], kept={"torch_12_1_1"}, shm=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"torch_12_1_1", "torch_123_1_0"}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -106,18 +105,17 @@ def steady(config: LoaderConfig, number: int) -> float:
     return 100.0 + 100.0 * config.dataloader.num_workers
 
 
-def test_one_measurement_in_three_of_each_configuration_starts_an_interpreter() -> None:
-    _, asked = validate_with(lambda config, number: steady(config, number) * (1.0, 0.8, 1.2)[number % 3])
-    kinds = Counter((request.config, request.new_process) for request in asked)
-    assert {config for config, kind in kinds if kind == "interpreter"} == {PLAN.baseline, FEW, MANY}
-    assert sum(count for (_, kind), count in kinds.items() if kind == "interpreter") <= len(asked) / 2
+def test_a_configuration_without_workers_is_measured_in_new_interpreters() -> None:
+    _, asked = validate_with(steady)
+    kinds = {(request.config.dataloader.num_workers > 0, request.new_process) for request in asked}
+    assert kinds == {(False, "interpreter"), (True, "fork")}
 
 
 def test_a_quiet_machine_needs_no_more_runs_and_a_slow_candidate_is_not_measured_again() -> None:
     found, _ = validate_with(steady)
     assert found.runs == MIN_RUNS
     assert [one.config for one in found.candidates] == [MANY]
-    assert [tuple(one.rates) for one in found.entrants] == [(1, 2), (1,), (1, 2)]
+    assert [tuple(one.rates) for one in found.measured] == [(1, 2), (1,), (1, 2)]
 
 
 def scattered(config: LoaderConfig, number: int) -> float:
@@ -129,14 +127,14 @@ def scattered(config: LoaderConfig, number: int) -> float:
 def test_if_only_the_runs_of_the_fastest_differ_it_is_measured_once_more_with_the_baseline() -> None:
     found, _ = validate_with(scattered)
     assert found.runs == len(found.baseline.rates) == MAX_SCATTERED_RUNS
-    assert {one.config: len(one.rates) for one in found.entrants[1:]} == {FEW: MIN_RUNS, MANY: MAX_SCATTERED_RUNS}
+    assert {one.config: len(one.rates) for one in found.measured[1:]} == {FEW: MIN_RUNS, MANY: MAX_SCATTERED_RUNS}
     assert [one.config for one in found.candidates] == [FEW, MANY]
 
 
 def test_a_gain_in_doubt_gets_all_runs_of_all_configurations() -> None:
     found, _ = validate_with(lambda config, number: (98.0 if number % 2 else 120.0) if config in (FEW, MANY) else 100.0)
     assert found.runs == MAX_RUNS
-    assert {tuple(one.rates) for one in found.entrants} == {tuple(range(1, MAX_RUNS + 1))}
+    assert {tuple(one.rates) for one in found.measured} == {tuple(range(1, MAX_RUNS + 1))}
 
 
 def test_a_failed_run_is_repeated_under_its_number_and_a_second_failure_rules_the_configuration_out() -> None:
@@ -150,7 +148,7 @@ def test_a_failed_run_is_repeated_under_its_number_and_a_second_failure_rules_th
 
 def test_if_everything_fails_no_further_run_begins() -> None:
     found, asked = validate_with(lambda config, number: None, FEW)
-    assert (len(asked), [len(one.failures) for one in found.entrants]) == (4, [2, 2])
+    assert (len(asked), [len(one.failures) for one in found.measured]) == (4, [2, 2])
 
 
 def test_the_default_variant_of_the_fastest_is_measured_as_often_however_slow() -> None:
@@ -169,7 +167,7 @@ def test_a_machine_that_slows_down_for_all_is_reported_and_a_quiet_one_is_not(pa
 @pytest.mark.parametrize("measurements", range(12))
 def test_no_measurement_begins_without_time_but_one_of_the_baseline_and_of_the_best(measurements: int) -> None:
     found, asked = validate_with(lambda config, number: 100.0, measurements=measurements)
-    counts = [len(one.rates) for one in found.entrants]
+    counts = [len(one.rates) for one in found.measured]
     assert sum(counts) == len(asked) <= max(2, measurements)
     assert counts[0] > 0 < counts[1]
     assert found.runs == max(1, min(MIN_RUNS, measurements // 3))
@@ -193,4 +191,4 @@ def test_an_interrupted_validation_has_the_runs_before() -> None:
 
     found, _ = validate_with(interrupt_later)
     assert isinstance(found.interrupted_by, KeyboardInterrupt)
-    assert (found.runs, [len(one.rates) for one in found.entrants]) == (1, [1, 1, 1])
+    assert (found.runs, [len(one.rates) for one in found.measured]) == (1, [1, 1, 1])
