@@ -21,6 +21,7 @@ from autotune.protocol.workload_profile import LinearBytes, WorkloadProfile
 from autotune.system.machine import count_whole_cpus
 
 MAIN_TRANSFER_SHARE: Final = 0.5  # of a batch's transfer is spent in the main process, the rest in the worker
+MANAGER_SECONDS: Final = 0.2  # of CPU time: each `file_system` worker starts a shared-memory manager (torch 2.13)
 COMPUTE_BOUND_WAIT_SHARE: Final = 0.1  # below this share of time spent waiting for data the step is the bottleneck
 MIN_THROUGHPUT: Final = 1e-9  # samples per second of an epoch without a batch
 PAGE_BYTES: Final = 4096
@@ -72,6 +73,7 @@ def predict_throughput(config: LoaderConfig, workload: WorkloadProfile, usable_c
     if batches == 0:
         return MIN_THROUGHPUT
     start = workload.worker_start_cost.per_batch(workers) if workers else 0.0
+    start += MANAGER_SECONDS * workers / usable_cpus if config.process.sharing_strategy == "file_system" else 0.0
     fill = workload.load_cost.per_batch(size) if workers else 0.0
     starts = 1 if config.dataloader.persistent_workers else epochs
     return epochs * batches * size / max(epochs * (batches * steady + fill) + starts * start, 1e-9)

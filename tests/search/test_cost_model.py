@@ -57,6 +57,12 @@ def test_samples_that_wait_gain_from_more_workers_than_cpus_and_samples_that_com
     assert low <= many / few <= high
 
 
+def test_workers_that_start_shared_memory_managers_lose_in_short_runs() -> None:
+    config, workload = make_config(8), make_workload(samples=640)
+    managed = config.model_copy(update={"process": ProcessSettings(sharing_strategy="file_system")})
+    assert predict_throughput(managed, workload, 4.0, 10) < predict_throughput(config, workload, 4.0, 10)
+
+
 def test_persistent_workers_gain_if_epochs_are_short() -> None:
     kept, restarted = (
         predict_throughput(make_config(4, persistent_workers=is_kept), make_workload(samples=64), 4.0, 10)
