@@ -27,7 +27,7 @@ from autotune.search.loop import Search, SearchOutcome
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
-from autotune.system.processes import TRIAL_VARIABLE
+from autotune.system.procfs import TRIAL_VARIABLE
 from autotune.system.signals import defer_interrupts
 from autotune.time_budget import TimeBudget
 from autotune.validation.decision import select_candidates

@@ -27,7 +27,7 @@ from autotune.child.trial import list_workers
 from autotune.child.workload import LoadedWorkload
 from autotune.profiles.device_prefetch import find_tensors
 from autotune.protocol.workload_profile import WorkloadProfile
-from autotune.system.processes import measure_pss, read_smaps
+from autotune.system.procfs import measure_pss, read_smaps
 from autotune.units import format_bytes
 
 MAX_SECONDS: Final = 1.0  # after the first batch

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, get_args
 from autotune.protocol import messages
 from autotune.protocol.measurement import RankWaits, StopReason
 from autotune.protocol.messages import Channel, ChannelClosedError, FailureReport, LostRankReport, Report
-from autotune.system.processes import die_with_parent
+from autotune.system.procfs import die_with_parent
 
 MIN_LAG_SECONDS: Final = 1e-3  # between the waits of two ranks; smaller differences are noise
 GRACE_SECONDS: Final = 1.0  # for other ranks to report after one has failed

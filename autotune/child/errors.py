@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
-from autotune.system.processes import STACK_SIGNAL, STACKS_FILE
+from autotune.system.procfs import STACK_SIGNAL, STACKS_FILE
 
 PACKAGE_DIR: Final = str(Path(__file__).parents[1])
 FETCH_FILE: Final = "torch/utils/data/_utils/fetch.py"  # where a loader asks a dataset for samples

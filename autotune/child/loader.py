@@ -10,7 +10,7 @@ from torch.multiprocessing import set_sharing_strategy
 from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.child.errors import set_up_worker
-from autotune.child.stopping import align_to_workers
+from autotune.child.stopping_rule import align_to_workers
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.profiles.loaders import make_worker_init
 from autotune.system.software import read_start_method_in_force

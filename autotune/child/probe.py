@@ -31,7 +31,7 @@ from autotune.errors import WorkloadError
 from autotune.profiles.device_prefetch import find_tensors, move_batch
 from autotune.protocol.messages import IdentityReport, ProbeCommand, ProbeReport
 from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
-from autotune.system.processes import read_resident
+from autotune.system.procfs import read_resident
 from autotune.system.software import read_software
 
 LOAD_SECONDS: Final = 0.5  # of loading batches of one size

@@ -25,7 +25,7 @@ from autotune.child.sample_checks import count_samples
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.workload_profile import CostlyLine
 from autotune.system.machine import read_memory_limit
-from autotune.system.processes import PROC, read_numbers
+from autotune.system.procfs import PROC, read_numbers
 from autotune.system.software import is_library
 from autotune.units import format_bytes
 

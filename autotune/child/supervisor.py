@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from autotune.child.errors import dump_stacks_on_signal
-from autotune.system.processes import (
+from autotune.system.procfs import (
     become_subreaper,
     count_threads,
     die_with_parent,

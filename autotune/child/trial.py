@@ -26,13 +26,13 @@ from autotune.child.loader import (
 )
 from autotune.child.sample_checks import check_batches, count_samples
 from autotune.child.step import Step
-from autotune.child.stopping import UNLIMITED_BATCHES, StoppingRule
+from autotune.child.stopping_rule import UNLIMITED_BATCHES, StoppingRule
 from autotune.child.workload import LoadedWorkload
 from autotune.config import LoaderConfig
 from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
 from autotune.protocol.measurement import EpochTrace, Measurement
 from autotune.protocol.messages import TrialRequest
-from autotune.system.processes import list_names, list_used_segments
+from autotune.system.procfs import list_names, list_used_segments
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from pathlib import Path
 from traceback import FrameSummary
 from typing import Final, NamedTuple
 
-from autotune.system.processes import PROC, STACK_SIGNAL, read_field, read_text
+from autotune.system.procfs import PROC, STACK_SIGNAL, read_field, read_text
 from autotune.system.software import is_library
 
 REPLY_SECONDS: Final = 0.3  # for a process to write its stacks; one that waits for a disk does not

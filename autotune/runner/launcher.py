@@ -23,7 +23,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
-from autotune.system.processes import PROC, TRIAL_VARIABLE, list_tree
+from autotune.system.procfs import PROC, TRIAL_VARIABLE, list_tree
 
 MAX_TMPDIR_LENGTH: Final = 60  # characters; AF_UNIX paths end at 108, and torch adds to it
 MAX_REPLY_SECONDS: Final = 120.0  # the first reply waits until torch is imported, maybe from a slow disk

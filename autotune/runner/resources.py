@@ -15,7 +15,7 @@ from autotune.protocol.budgets import HOST_MEMORY, SHARED_MEMORY, Budgets
 from autotune.protocol.measurement import TrialKind
 from autotune.system.cgroups import count_oom_kills, find_own_memory_groups
 from autotune.system.machine import AvailableMemory, read_shm
-from autotune.system.processes import list_names, list_tree, measure_pss, measure_segments, memory_upper_bound
+from autotune.system.procfs import list_names, list_tree, measure_pss, measure_segments, memory_upper_bound
 from autotune.units import format_bytes, format_seconds
 
 TREE_SECONDS: Final = 0.25  # between two walks over the processes, at 0.1 ms for each

@@ -28,7 +28,7 @@ from autotune.runner.diagnosis import Reply, TrialFailure
 from autotune.runner.hangs import find_blocking, read_all_stacks
 from autotune.runner.launcher import Launcher, make_folder
 from autotune.runner.resources import Limits, ResourceMonitor, ResourceUsage
-from autotune.system.processes import PROC, STACKS_FILE, read_text
+from autotune.system.procfs import PROC, STACKS_FILE, read_text
 from autotune.units import format_seconds
 
 MAX_LOG_BYTES: Final = 4 * 2**20

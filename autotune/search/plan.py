@@ -11,15 +11,13 @@ from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest
-from autotune.search.cost_model import ResourceModel, batch_samples, predict_throughput
+from autotune.search.cost_model import ResourceModel, batch_samples, choose_first_workers, predict_throughput
 from autotune.search.space import SearchSpace, nearest_choice, plan_space
 from autotune.settings import SETTINGS, config_from_values, describe_difference, setting_values
 from autotune.system.machine import Hardware, MachineProfile, count_whole_cpus
 
 MAX_EXTRAPOLATION_FACTOR: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
 UPPER_BOUND_TOLERANCE: Final = 1.05  # a throughput this much above the upper bound shows that the bound is too low
-INITIAL_WORKER_FACTORS: Final = (1.0, 0.5, 1.5)  # of the number of workers that the model predicts to be enough
-NEAR_OPTIMAL_RATIO: Final = 0.98  # of the best prediction; the fewest workers that reach it are enough
 SIZES: Final = {"num_workers", "batch_size"}  # settings without a default that fits every workload
 
 
@@ -110,8 +108,8 @@ class Plan:
     def initial_configs(self) -> list[LoaderConfig]:
         """Return the configurations to try first, within the limits.
 
-        The baseline comes first, then the best number of workers by the cost model with fewer and more of them, because
-        the model may be wrong by a factor of two, then as many workers as CPUs, then every other batch size.
+        The baseline comes first, then the numbers of workers of the cost model, then as many workers as CPUs, then
+        every other batch size.
         """
         counts, sizes = self.space.choices["num_workers"], self.space.choices["batch_size"]
 
@@ -124,12 +122,11 @@ class Plan:
         if not fastest:
             return [baseline]
         rates = {count: self.predict(config) for count, config in fastest.items()}
-        enough = min(count for count, rate in rates.items() if rate >= NEAR_OPTIMAL_RATIO * max(rates.values()))
-        around = [fastest[nearest_choice(round(enough * factor), list(fastest))] for factor in INITIAL_WORKER_FACTORS]
+        first = [nearest_choice(count, list(fastest)) for count in choose_first_workers(rates)]
         cpus = nearest_choice(count_whole_cpus(self.usable_cpus), counts)
         usual = nearest_choice(SETTINGS["batch_size"].recommended, sizes)
         common = [config for config in fitting[cpus] if config.dataloader.batch_size == usual]
-        return list(dict.fromkeys([baseline, *around, *common, *fitting[enough]]))
+        return list(dict.fromkeys([baseline, *(fastest[count] for count in first), *common, *fitting[first[0]]]))
 
 
 def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets) -> Plan:

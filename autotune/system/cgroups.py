@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from autotune.system.processes import CGROUP, PROC, read_numbers, read_text
+from autotune.system.procfs import CGROUP, PROC, read_numbers, read_text
 
 UNLIMITED_V1: Final = 1 << 60  # version 1 writes "no limit" as 9223372036854771712
 MEMORY_FILES: Final = (

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from autotune.config import BoundedBytes, BoundedCount, BoundedCpus, FrozenModel, StartMethod
 from autotune.system.cgroups import list_memory_limits, read_available, read_cpu_quota
-from autotune.system.processes import CGROUP, PROC, SHM, read_field
+from autotune.system.procfs import CGROUP, PROC, SHM, read_field
 
 
 class Accelerator(FrozenModel):

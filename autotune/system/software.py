@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from autotune.system.processes import read_text
+from autotune.system.procfs import read_text
 
 if TYPE_CHECKING:  # every worker imports this module, and none needs pydantic
     from autotune.config import StartMethod

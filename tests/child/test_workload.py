@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
 
 from autotune.child.loader import StoppableSampler, build_loader
-from autotune.child.stopping import align_to_workers
+from autotune.child.stopping_rule import align_to_workers
 from autotune.child.workload import LoadedWorkload, load_workload, wrap_dataset
 from autotune.errors import UsageError
 from autotune.request import Workload, WorkloadRequest

@@ -30,7 +30,7 @@ def test_it_reads_as_the_list_that_it_was_made_of(items: list[Any]) -> None:
 GROWTH = """
 import gc, os, sys
 import autotune
-from autotune.system.processes import read_smaps
+from autotune.system.procfs import read_smaps
 
 infos = [{"number": number, "name": f"{number:0100}"} for number in range(100_000)]
 if sys.argv[1] == "shared":

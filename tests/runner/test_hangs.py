@@ -23,7 +23,7 @@ from autotune.runner.hangs import (
     read_stacks,
     write_stack,
 )
-from autotune.system.processes import STACKS_FILE
+from autotune.system.procfs import STACKS_FILE
 from tests.faults.stage import await_condition
 
 WRITTEN = """\

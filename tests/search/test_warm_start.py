@@ -43,7 +43,14 @@ def profile_of(outcome: SearchOutcome, *, is_complete: bool = True, failed: int 
     trials = [
         make_failed_summary(number, record.config, "It crashed.")
         if number <= failed
-        else make_trial_summary(number, record.config, samples_per_second=record.samples_per_second)
+        else make_trial_summary(
+            number,
+            record.config,
+            samples_per_second=record.samples_per_second,
+            relative_error=record.relative_error,
+            peak_host_bytes=record.result.peak_host_bytes if record.result else 0,
+            peak_shm_bytes=record.result.peak_shm_bytes if record.result else 0,
+        )
         for number, record in enumerate(outcome.records, start=1)
     ]
     return make_profile(

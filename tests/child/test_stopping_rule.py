@@ -5,7 +5,12 @@ from typing import Any
 
 import pytest
 
-from autotune.child.stopping import MAX_EPOCH_BATCHES, MIN_SNAPSHOT_INTERVAL_SECONDS, UNLIMITED_BATCHES, StoppingRule
+from autotune.child.stopping_rule import (
+    MAX_EPOCH_BATCHES,
+    MIN_SNAPSHOT_INTERVAL_SECONDS,
+    UNLIMITED_BATCHES,
+    StoppingRule,
+)
 from autotune.config import LoaderConfig
 from autotune.protocol.measurement import EpochTrace
 from autotune.protocol.messages import TrialRequest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.system.processes import (
+from autotune.system.procfs import (
     PAGE_BYTES,
     list_empty_segments,
     list_names,
@@ -76,7 +76,7 @@ def test_names_without_content_remain_of_a_full_shm(tmp_path: Path) -> None:
     make_segment(tmp_path, "torch_12_1_1", pages=0)
     assert list_empty_segments({12}, tmp_path) == set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autotune.system.processes.MIN_EMPTY_SECONDS", -1.0)
+        patch.setattr("autotune.system.procfs.MIN_EMPTY_SECONDS", -1.0)
         assert list_empty_segments({12}, tmp_path) == {"torch_12_1_1"}
         assert list_empty_segments({1}, tmp_path) == set()
 
