@@ -21,8 +21,8 @@ from autotune.protocol.interruption import raise_on_lost_device
 from autotune.protocol.messages import RunTrial
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest, explain_invalid, find_import_string
-from autotune.runner.launcher import Launcher
 from autotune.runner.runner import TrialRunner
+from autotune.runner.supervisor_client import SupervisorClient
 from autotune.search.loop import Search, SearchOutcome
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
@@ -57,7 +57,7 @@ def tune(
     progress: ProgressListener | None = None,
     earlier: TunedProfile | None = None,
     time_budget: TimeBudget | None = None,
-    launcher: Launcher | None = None,
+    supervisor: SupervisorClient | None = None,
     **options: Any,
 ) -> TuningResult:
     """Find the fastest DataLoader configuration for a workload on this machine, and save it.
@@ -71,7 +71,7 @@ def tune(
         progress: Receives the events of the run.
         earlier: A profile to start from; None continues an unfinished run of the same request, if there is one.
         time_budget: Divides the time that the request allows; None starts with this call.
-        launcher: Starts the processes of trials; None makes one.
+        supervisor: Starts the processes of trials; None makes one.
         options: Fields of `TuningRequest` and `WorkloadRequest`, if `request` is an object.
 
     Returns:
@@ -89,7 +89,7 @@ def tune(
     request = request_from_object(request, options)
     time_budget, progress = time_budget or TimeBudget(request), progress or ProgressListener()
     check_request(request)
-    with TrialRunner(request.workload, request.stall_seconds, progress, launcher) as runner:
+    with TrialRunner(request.workload, request.stall_seconds, progress, supervisor) as runner:
         plan = prepare_run(request, machine or read_machine(), workload, runner, progress, time_budget)
         measure = time_budget.timed(raise_on_lost_device(run_trial or runner.run))
         if earlier is None and not request.fresh:

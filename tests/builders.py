@@ -214,7 +214,7 @@ def make_profile_result(**changes: Any) -> ProfileResult:
             description="PyTorch's defaults",
             config=make_config(),
             samples_per_second=1000.0,
-            wait_share=0.7,
+            wait_share=0.5,
         ),
         "speedup": 1.8,
         "speedup_ci95": (1.7, 1.9),
@@ -297,10 +297,10 @@ def make_full_profile(**changes: Any) -> TunedProfile:
             gains=(
                 Contribution(setting="batch_size=64", samples_per_second=1800.0, speedup=1.2, speedup_ci95=(1.1, 1.3)),
             ),
-            contributions=(  # a gain, a loss, a gain
-                make_contribution("num_workers=4", 1500.0, 1.5),
-                make_contribution("batch_size=64", 1350.0, 0.9),
-                make_contribution("persistent_workers=True", 1800.0, 4 / 3),
+            contributions=(  # a gain, another one, a loss
+                make_contribution("num_workers=4", 1600.0, 1.6),
+                make_contribution("batch_size=64", 1920.0, 1.2),
+                make_contribution("persistent_workers=True", 1800.0, 0.9375),
             ),
             advice=("Use __getitems__.",),
             warnings=("The samples differ in size.",),

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.kept_launcher import list_kept
+from tests.kept_supervisor import list_kept
 
 BESIDE = {Path("/tmp")} if os.environ.get("PYTEST_XDIST_WORKER") else set()  # where other sessions have their folders
 # Inherited by every process that a test starts: others on this machine are not our business.

@@ -125,7 +125,7 @@ class RankEnv:
     port: int
 
     def export_environment(self) -> None:
-        """Set the variables that torchrun sets; the launcher sets those of threads."""
+        """Set the variables that torchrun sets; the supervisor has those of threads."""
         size, rank = str(self.size), str(self.rank)
         os.environ |= {
             **dict.fromkeys(("RANK", "LOCAL_RANK"), rank),

@@ -94,15 +94,15 @@ def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> boo
 
 
 def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: TunedProfile | None = None) -> None:
-    from autotune.runner.launcher import Launcher
+    from autotune.runner.supervisor_client import SupervisorClient
 
     with raise_on_signals():
-        with Launcher(request.workload.nproc_per_node) as launcher:  # it imports torch while Optuna is imported here
+        with SupervisorClient(request.workload.nproc_per_node) as supervisor:  # imports torch meanwhile
             from autotune.report.render import render_summary
             from autotune.tuning import tune
 
             with RunDisplay(verbose=options["verbose"], quiet=options["quiet"]) as progress:
-                found = tune(request, progress=progress, earlier=earlier, launcher=launcher)
+                found = tune(request, progress=progress, earlier=earlier, supervisor=supervisor)
                 progress.show_result(found.profile)
         with defer_interrupts():
             name, width = name_in(request.output, found.profile.workload_id), get_terminal_size((100, 24)).columns

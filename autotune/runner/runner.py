@@ -26,8 +26,8 @@ from autotune.request import WorkloadRequest
 from autotune.runner import diagnosis
 from autotune.runner.diagnosis import Reply, TrialFailure
 from autotune.runner.hangs import find_blocking, read_all_stacks
-from autotune.runner.launcher import Launcher, make_folder
 from autotune.runner.resources import Limits, ResourceMonitor, ResourceUsage
+from autotune.runner.supervisor_client import SupervisorClient, make_folder
 from autotune.system.procfs import PROC, STACKS_FILE, read_text
 from autotune.units import format_seconds
 
@@ -44,10 +44,10 @@ class TrialProcess:
     """A child that serves trials one after another; a fork of the supervisor, or a new interpreter."""
 
     def __init__(
-        self, launcher: Launcher, working_dir: str, progress: ProgressListener, *, interpreter: bool = False
+        self, supervisor: SupervisorClient, working_dir: str, progress: ProgressListener, *, interpreter: bool = False
     ) -> None:
         self.batches = 0  # that the running command last reported
-        self._launcher = launcher
+        self._supervisor = supervisor
         self._progress = progress
         self._on_device = False
         self._folder = make_folder()
@@ -57,10 +57,10 @@ class TrialProcess:
             on_error.callback(shutil.rmtree, self._folder, ignore_errors=True)
             on_error.callback(ours.close)
             with theirs, self._log_path.open("ab") as log:
-                self._pidfd = launcher.start(theirs.fileno(), log, self._folder, working_dir, interpreter=interpreter)
+                self._pidfd = supervisor.start(theirs.fileno(), log, self._folder, working_dir, interpreter=interpreter)
             on_error.pop_all()
         self._channel = messages.Channel(ours)
-        self.monitor = ResourceMonitor(launcher.supervisor_pid)
+        self.monitor = ResourceMonitor(supervisor.supervisor_pid)
 
     def command(self, command: messages.Command, limits: Limits) -> Reply:
         """Send a command, and wait for the report, or for how the process ended."""
@@ -113,7 +113,7 @@ class TrialProcess:
 
     def _poll(self, seconds: float = 0.0) -> int | None:
         """Return the exit code of the process if it ends within so many seconds."""
-        return self._launcher.read_status() if wait([self._pidfd], seconds) else None
+        return self._supervisor.read_status() if wait([self._pidfd], seconds) else None
 
     def _end_for(self, kind: TrialKind, message: str) -> TrialFailure:
         processes = self.monitor.list_processes()
@@ -147,7 +147,7 @@ class TrialProcess:
         if self._pidfd < 0:
             return
         self._channel.close()
-        if survivors := self._launcher.end_trial(self.monitor.seen):
+        if survivors := self._supervisor.end_trial(self.monitor.seen):
             self._progress.show_warning(describe_survivors(survivors))
         os.close(self._pidfd)
         self._pidfd = -1
@@ -164,14 +164,14 @@ class TrialRunner:
         workload: WorkloadRequest,
         stall_seconds: float,
         progress: ProgressListener | None = None,
-        launcher: Launcher | None = None,
+        supervisor: SupervisorClient | None = None,
     ) -> None:
         self.start_seconds: float | None = None  # what the last start of a process and of its dataset took
         self._workload = workload
         self._stall_seconds = stall_seconds
         self._progress = progress or ProgressListener()
-        self._owns_launcher = launcher is None
-        self._launcher = launcher or Launcher(workload.nproc_per_node)
+        self._owns_supervisor = supervisor is None
+        self._supervisor = supervisor or SupervisorClient(workload.nproc_per_node)
         self._child: TrialProcess | None = None
         self._is_releasing = False
         self._probe_end = math.inf
@@ -186,8 +186,8 @@ class TrialRunner:
         try:
             self.close()
         finally:
-            if self._owns_launcher:
-                self._launcher.close()
+            if self._owns_supervisor:
+                self._supervisor.close()
 
     def close(self) -> None:
         """End the child, if there is one, and everything it started."""
@@ -284,7 +284,7 @@ class TrialRunner:
         if self._child is None:
             began = time.monotonic()
             is_new = isinstance(command, TrialRequest) and command.new_process == "interpreter"
-            self._child = TrialProcess(self._launcher, self._workload.working_dir, self._progress, interpreter=is_new)
+            self._child = TrialProcess(self._supervisor, self._workload.working_dir, self._progress, interpreter=is_new)
             load = messages.LoadCommand(workload=self._workload, role=role, ranks=self._ranks, known=self._profile)
             reply = self._child.command(load, self._watch(math.inf, self._stall_seconds * MAX_LOAD_STALLS))
             if not isinstance(reply, messages.ReadyReport):

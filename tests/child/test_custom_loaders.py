@@ -22,7 +22,7 @@ from autotune.request import Workload, WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from tests import own_loaders
 from tests.builders import make_config, make_limits
-from tests.kept_launcher import keep_launcher
+from tests.kept_supervisor import keep_supervisor
 
 ROOT = str(Path(__file__).parents[2])
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -272,6 +272,6 @@ def test_threads_that_a_loader_of_another_library_leaves_are_gone_in_the_next_tr
         dataset="tests.own_loaders:LeavesThreads", is_loader=True, step_seconds=1e-3, working_dir=ROOT
     )
     order = TrialRequest(config=make_config(0, batch_size=8), epochs=1, seconds=2.0)
-    with TrialRunner(request, stall_seconds=60.0, launcher=keep_launcher()) as runner:
+    with TrialRunner(request, stall_seconds=60.0, supervisor=keep_supervisor()) as runner:
         runner.limit(make_limits())
         assert [runner.run(order).kind for _ in range(2)] == ["completed", "completed"]

@@ -17,7 +17,7 @@ from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from tests.builders import make_config
-from tests.kept_launcher import keep_launcher
+from tests.kept_supervisor import keep_supervisor
 
 ROOT = str(Path(__file__).parents[2])
 LIMITS = Budgets(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile=1024)
@@ -42,7 +42,7 @@ def open_runner(dataset: str, *, is_loader: bool = False, **arguments: Any) -> T
     request = WorkloadRequest(
         dataset=dataset, dataset_args=arguments, is_loader=is_loader, step_seconds=1e-4, working_dir=ROOT
     )
-    return TrialRunner(request, stall_seconds=120.0, launcher=keep_launcher())
+    return TrialRunner(request, stall_seconds=120.0, supervisor=keep_supervisor())
 
 
 def probe(dataset: str, **arguments: Any) -> WorkloadProfile:

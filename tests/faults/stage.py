@@ -28,11 +28,11 @@ from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
-from autotune.runner.launcher import Launcher
 from autotune.runner.runner import TrialRunner
+from autotune.runner.supervisor_client import SupervisorClient
 from tests.builders import make_config
 from tests.conftest import await_nothing_left, list_leftovers, list_trial_processes
-from tests.kept_launcher import keep_launcher
+from tests.kept_supervisor import keep_supervisor
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -64,15 +64,17 @@ class Scene(FrozenModel):
     is_probed: bool  # before the trials
     is_daemonic: bool = False  # whether a daemonic process of multiprocessing plays it
 
-    def open_runner(self, progress: ProgressListener | None = None, launcher: Launcher | None = None) -> TrialRunner:
+    def open_runner(
+        self, progress: ProgressListener | None = None, supervisor: SupervisorClient | None = None
+    ) -> TrialRunner:
         """Make the runner, with limits in force."""
-        runner = TrialRunner(self.workload, self.stall_seconds, progress, launcher or keep_launcher())
+        runner = TrialRunner(self.workload, self.stall_seconds, progress, supervisor or keep_supervisor())
         runner.limit(self.budgets)
         return runner
 
-    def play(self, launcher: Launcher | None = None) -> list[TrialResult]:
+    def play(self, supervisor: SupervisorClient | None = None) -> list[TrialResult]:
         """Run the trials."""
-        with self.open_runner(launcher=launcher) as runner:
+        with self.open_runner(supervisor=supervisor) as runner:
             if self.is_probed:
                 runner.probe((8, 8), self.budgets)
             return [runner.run(trial) for trial in self.trials]
@@ -194,7 +196,7 @@ def is_running(*command: str) -> bool:
 
 def _play_and_print(scene: Scene) -> None:
     before = set(list_leftovers())
-    results = scene.play(Launcher())
+    results = scene.play(SupervisorClient())
     assert await_nothing_left(before) == []
     sys.stdout.writelines(f"{result.model_dump_json()}\n" for result in results)
     sys.stdout.flush()

@@ -19,7 +19,7 @@ from autotune.protocol.messages import TrialRequest
 from tests.builders import make_config
 from tests.conftest import list_trial_processes
 from tests.faults.stage import LIMITS, MIB, hostile
-from tests.kept_launcher import list_kept
+from tests.kept_supervisor import list_kept
 
 SHM_TOLERANCE = 32 * MIB  # one batch
 MEMORY_TOLERANCE = 150 * MIB  # what fast workers allocate between two readings: 5% of 3 GiB

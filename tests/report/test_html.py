@@ -103,7 +103,7 @@ def test_bars_are_as_long_as_the_seconds() -> None:
     waiting, step = (
         [float(one.get("width", "")) for one in find(bar, kind) if one.tag == "rect"] for kind in ("waiting", "step")
     )
-    assert waiting[0] == pytest.approx(0.7 * 420, abs=0.2)
+    assert waiting[0] == pytest.approx(0.5 * 420, abs=0.2)
     assert waiting[0] + step[0] == pytest.approx(420, abs=0.2)
     assert waiting[1] + step[1] == pytest.approx(420 / 1.8, abs=0.2)
     assert "before 64.0 ms:" in "".join(bar.itertext())

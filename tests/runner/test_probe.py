@@ -10,7 +10,7 @@ from autotune.errors import DltuneError, UsageError, WorkloadError
 from autotune.protocol.messages import TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
-from tests.kept_launcher import keep_launcher
+from tests.kept_supervisor import keep_supervisor
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -43,7 +43,7 @@ def test_batches_of_a_batch_sampler_are_measured_unchanged() -> None:
 @pytest.mark.slow
 def test_threads_that_reading_leaves_behind_are_not_inherited_by_workers() -> None:
     request = WorkloadRequest(dataset="tests.own_loaders:make_threaded_stream", step_seconds=1e-4, working_dir=ROOT)
-    with TrialRunner(request, stall_seconds=10.0, launcher=keep_launcher()) as runner:
+    with TrialRunner(request, stall_seconds=10.0, supervisor=keep_supervisor()) as runner:
         profile = runner.probe((4, 4), LIMITS)
         results = [runner.run(make_request(workers)) for workers in (2, 0, 1)]
     assert profile.worker_failure is None

@@ -15,7 +15,7 @@ from autotune.protocol.messages import NewProcess
 from autotune.runner.runner import TrialProcess, TrialRunner, describe_survivors
 from tests.conftest import list_trial_processes
 from tests.faults.stage import await_condition
-from tests.kept_launcher import list_kept
+from tests.kept_supervisor import list_kept
 from tests.runner.trials import LIMITS, make_request, open_runner, run_one
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

@@ -10,9 +10,9 @@ from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import NewProcess, TrialRequest
 from autotune.request import WorkloadRequest
-from autotune.runner.launcher import Launcher
 from autotune.runner.runner import TrialRunner
-from tests.kept_launcher import keep_launcher
+from autotune.runner.supervisor_client import SupervisorClient
+from tests.kept_supervisor import keep_supervisor
 
 ROOT = str(Path(__file__).parents[2])
 LIMITS = Budgets(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile=1024)
@@ -21,13 +21,13 @@ LIMITS = Budgets(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofil
 def open_runner(
     factory: str,
     stall_seconds: float = 30.0,
-    launcher: Launcher | None = None,
+    supervisor: SupervisorClient | None = None,
     **options: Any,
 ) -> TrialRunner:
     request = WorkloadRequest.model_validate(
         {"dataset": f"tests.misbehaving:{factory}", "step_seconds": 1e-4, "working_dir": ROOT, **options}
     )
-    runner = TrialRunner(request, stall_seconds, launcher=launcher or keep_launcher())
+    runner = TrialRunner(request, stall_seconds, supervisor=supervisor or keep_supervisor())
     runner.limit(LIMITS)
     return runner
 

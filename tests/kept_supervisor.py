@@ -6,17 +6,17 @@ import atexit
 import os
 from typing import Final
 
-from autotune.runner.launcher import Launcher
+from autotune.runner.supervisor_client import SupervisorClient
 
-_KEPT: Final[dict[str, Launcher]] = {}
+_KEPT: Final[dict[str, SupervisorClient]] = {}
 
 
-def keep_launcher() -> Launcher:
-    """Return the launcher of this session, or another one if a test has changed the environment."""
+def keep_supervisor() -> SupervisorClient:
+    """Return the supervisor of this session, or another one if a test has changed the environment."""
     environment = repr(sorted(item for item in os.environ.items() if not item[0].startswith("PYTEST")))
     if environment not in _KEPT:
         _end_all()
-        _KEPT[environment] = Launcher()
+        _KEPT[environment] = SupervisorClient()
     return _KEPT[environment]
 
 
@@ -28,4 +28,4 @@ def _end_all() -> None:
 
 def list_kept() -> list[int]:
     """List the processes that no test has to end."""
-    return [launcher.supervisor_pid for launcher in _KEPT.values()]
+    return [client.supervisor_pid for client in _KEPT.values()]

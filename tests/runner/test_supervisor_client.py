@@ -14,9 +14,9 @@ from autotune.progress import ProgressListener
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import LoadCommand, ReadyReport
 from autotune.request import WorkloadRequest
-from autotune.runner.launcher import Launcher
 from autotune.runner.resources import Limits
 from autotune.runner.runner import TrialProcess, TrialRunner
+from autotune.runner.supervisor_client import SupervisorClient
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -27,13 +27,13 @@ def run_fresh(runner: TrialRunner) -> TrialResult:
     return runner.run(make_request(0, new_process="fork"))
 
 
-def start_process(launcher: Launcher, tmp_path: Path, *, interpreter: bool) -> tuple[object, dict[str, str]]:
+def start_process(client: SupervisorClient, tmp_path: Path, *, interpreter: bool) -> tuple[object, dict[str, str]]:
     """Load a dataset whose factory writes what it finds around it, and return that."""
     note = tmp_path / "note"
     request = WorkloadRequest(
         dataset="tests.misbehaving:make_telling", dataset_args={"note": str(note)}, step_seconds=1e-4, working_dir=ROOT
     )
-    process = TrialProcess(launcher, ROOT, ProgressListener(), interpreter=interpreter)
+    process = TrialProcess(client, ROOT, ProgressListener(), interpreter=interpreter)
     try:
         report = process.command(LoadCommand(workload=request), Limits(LIMITS, 60.0, 60.0))
     finally:
@@ -43,8 +43,8 @@ def start_process(launcher: Launcher, tmp_path: Path, *, interpreter: bool) -> t
 
 @pytest.mark.parametrize("interpreter", [False, True], ids=["forked", "interpreter"])
 def test_the_environment_of_a_trial_does_not_depend_on_how_it_was_started(interpreter: bool, tmp_path: Path) -> None:
-    with Launcher() as launcher:
-        report, found = start_process(launcher, tmp_path, interpreter=interpreter)
+    with SupervisorClient() as client:
+        report, found = start_process(client, tmp_path, interpreter=interpreter)
     assert isinstance(report, ReadyReport)
     assert found["folder"] == ROOT
     assert found["tempdir"] == found["TMPDIR"]
@@ -66,18 +66,18 @@ def test_chances_differ_from_fork_to_fork(tmp_path: Path) -> None:
 def test_a_supervisor_that_was_killed_is_replaced() -> None:
     with open_runner("make_telling") as runner:
         run_fresh(runner)
-        os.kill(runner._launcher.supervisor_pid, signal.SIGKILL)
+        os.kill(runner._supervisor.supervisor_pid, signal.SIGKILL)
         assert run_fresh(runner).kind == "completed"
 
 
-def test_trials_are_interpreters_where_a_fork_would_lose_a_thread_and_the_supervisor_ends_with_its_launcher(
+def test_trials_are_interpreters_where_a_fork_would_lose_a_thread_and_the_supervisor_ends_with_the_tuner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(THREADED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with Launcher() as launcher, open_runner("make_telling", launcher=launcher) as runner:
+    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
         assert run_fresh(runner).kind == "completed"
-        supervisor = psutil.Process(launcher.supervisor_pid)
+        supervisor = psutil.Process(client.supervisor_pid)
         (child,) = supervisor.children()
         assert len(child.cmdline()) == len(supervisor.cmdline()) - 1
     assert not supervisor.is_running()
@@ -88,7 +88,7 @@ def test_several_processes_compute_on_one_thread_each_and_caches_stay_where_trai
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    environment = Launcher(processes=2)._make_environment()
+    environment = SupervisorClient(processes=2)._make_environment()
     assert environment["OMP_NUM_THREADS"] == "1"
     assert Path(environment["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(tempfile.gettempdir())
-    assert "OMP_NUM_THREADS" not in Launcher()._make_environment()
+    assert "OMP_NUM_THREADS" not in SupervisorClient()._make_environment()

@@ -1,4 +1,4 @@
-"""Starts the processes of trials through the supervisor, and ends them.
+"""Has the supervisor (`child/supervisor.py`) start the processes of trials, and end them.
 
 A trial's process is never a `multiprocessing.Process`: inside a spawned child, multiprocessing's default start method
 becomes the parent's, so the DataLoader's own workers would silently be spawned instead of forked and take twenty times
@@ -30,7 +30,7 @@ MAX_REPLY_SECONDS: Final = 120.0  # the first reply waits until torch is importe
 MAX_END_SECONDS: Final = 20.0
 
 
-class Launcher:
+class SupervisorClient:
     """Starts trials, one at a time, of one or more training processes; entering its context begins to import torch."""
 
     def __init__(self, processes: int = 1) -> None:
