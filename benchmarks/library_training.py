@@ -17,7 +17,7 @@ from typing import Any, Final
 from torch.utils.data import DataLoader, IterableDataset
 
 import autotune
-from autotune.child.sample_checks import count_samples
+from autotune.child.sample_counts import count_samples
 from benchmarks.workloads.libraries.made_once import BATCH
 
 STEP_SECONDS: Final = 0.003

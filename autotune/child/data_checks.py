@@ -21,7 +21,7 @@ from torch.utils.data import default_collate, default_convert, get_worker_info
 
 from autotune.child.errors import shut_down_workers
 from autotune.child.loader import MeasuredLoader, build_plain_loader
-from autotune.child.sample_checks import DUPLICATED_RATIO, count_samples
+from autotune.child.sample_counts import DUPLICATED_RATIO, count_samples
 from autotune.child.sample_reader import HashedDataset
 from autotune.child.trial import list_workers
 from autotune.child.workload import LoadedWorkload

@@ -23,7 +23,7 @@ from autotune.child.device import (
     time_calls,
 )
 from autotune.child.loader import build_plain_loader, count_epoch_batches
-from autotune.child.sample_checks import SampleCountError, check_batches, count_samples
+from autotune.child.sample_counts import SampleCountError, check_batches, count_samples
 from autotune.child.sample_reader import SampleReader, find_costly_lines
 from autotune.child.step import Step
 from autotune.child.workload import LoadedWorkload

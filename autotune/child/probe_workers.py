@@ -19,7 +19,7 @@ from autotune.child.data_checks import RecordingCollate, WatchedInit, check_work
 from autotune.child.errors import shut_down_workers
 from autotune.child.loader import build_plain_loader
 from autotune.child.probe import CHECKED_BATCH, MAX_CHECKED_SECONDS, SMALL_BATCH_DIVISOR, OnPhase
-from autotune.child.sample_checks import check_batches
+from autotune.child.sample_counts import check_batches
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.messages import ProbeCommand
 from autotune.protocol.workload_profile import LinearCost, WorkloadProfile

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from autotune.child.device import single_thread
 from autotune.child.errors import FETCH_FILE
 from autotune.child.loader import build_plain_loader
-from autotune.child.sample_checks import count_samples
+from autotune.child.sample_counts import count_samples
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.workload_profile import CostlyLine
 from autotune.system.machine import read_memory_limit

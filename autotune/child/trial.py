@@ -24,7 +24,7 @@ from autotune.child.loader import (
     count_epoch_samples,
     is_forking,
 )
-from autotune.child.sample_checks import check_batches, count_samples
+from autotune.child.sample_counts import check_batches, count_samples
 from autotune.child.step import Step
 from autotune.child.stopping_rule import UNLIMITED_BATCHES, StoppingRule
 from autotune.child.workload import LoadedWorkload

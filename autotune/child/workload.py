@@ -26,7 +26,7 @@ from autotune.child.custom_loaders import (
 )
 from autotune.child.importing import import_attribute
 from autotune.child.loader import IterableLoader, is_forking
-from autotune.child.sample_checks import SampleCountTracker
+from autotune.child.sample_counts import SampleCountTracker
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
 from autotune.profiles.loaders import WITHOUT_WORKERS, list_parameters, takes

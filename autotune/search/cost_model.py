@@ -22,7 +22,6 @@ from autotune.system.machine import count_whole_cpus
 
 MAIN_TRANSFER_SHARE: Final = 0.5  # of a batch's transfer is spent in the main process, the rest in the worker
 MANAGER_SECONDS: Final = 0.2  # of CPU time: each `file_system` worker starts a shared-memory manager (torch 2.13)
-NEAR_OPTIMAL_RATIO: Final = 0.98  # of the best prediction; the fewest workers that reach it are enough
 COMPUTE_BOUND_WAIT_SHARE: Final = 0.1  # below this share of time spent waiting for data the step is the bottleneck
 MIN_THROUGHPUT: Final = 1e-9  # samples per second of an epoch without a batch
 PAGE_BYTES: Final = 4096
@@ -78,16 +77,6 @@ def predict_throughput(config: LoaderConfig, workload: WorkloadProfile, usable_c
     fill = workload.load_cost.per_batch(size) if workers else 0.0
     starts = 1 if config.dataloader.persistent_workers else epochs
     return epochs * batches * size / max(epochs * (batches * steady + fill) + starts * start, 1e-9)
-
-
-def choose_first_workers(rates: Mapping[int, float]) -> list[int]:
-    """Return the numbers of workers to try first, from the predicted throughput of each.
-
-    The fewest that are predicted to be nearly the fastest come first, then half and 1.5 times as many, because the
-    model may be wrong by a factor of two.
-    """
-    enough = min(count for count, rate in rates.items() if rate >= NEAR_OPTIMAL_RATIO * max(rates.values()))
-    return [round(enough * factor) for factor in (1.0, 0.5, 1.5)]
 
 
 def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: float) -> int:

@@ -11,11 +11,12 @@ from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest
-from autotune.search.cost_model import ResourceModel, batch_samples, choose_first_workers, predict_throughput
+from autotune.search.cost_model import ResourceModel, batch_samples, predict_throughput
 from autotune.search.space import SearchSpace, nearest_choice, plan_space
 from autotune.settings import SETTINGS, config_from_values, describe_difference, setting_values
 from autotune.system.machine import Hardware, MachineProfile, count_whole_cpus
 
+NEAR_OPTIMAL_RATIO: Final = 0.98  # of the best prediction; the fewest workers that reach it are enough
 MAX_EXTRAPOLATION_FACTOR: Final = 2  # times the largest batch that was measured; the cost of larger ones is a guess
 UPPER_BOUND_TOLERANCE: Final = 1.05  # a throughput this much above the upper bound shows that the bound is too low
 SIZES: Final = {"num_workers", "batch_size"}  # settings without a default that fits every workload
@@ -108,8 +109,8 @@ class Plan:
     def initial_configs(self) -> list[LoaderConfig]:
         """Return the configurations to try first, within the limits.
 
-        The baseline comes first, then the numbers of workers of the cost model, then as many workers as CPUs, then
-        every other batch size.
+        The baseline comes first, then the numbers of workers that the cost model suggests, then as many workers as
+        CPUs, then every other batch size.
         """
         counts, sizes = self.space.choices["num_workers"], self.space.choices["batch_size"]
 
@@ -127,6 +128,16 @@ class Plan:
         usual = nearest_choice(SETTINGS["batch_size"].recommended, sizes)
         common = [config for config in fitting[cpus] if config.dataloader.batch_size == usual]
         return list(dict.fromkeys([baseline, *(fastest[count] for count in first), *common, *fitting[first[0]]]))
+
+
+def choose_first_workers(rates: dict[int, float]) -> list[int]:
+    """Return the numbers of workers to try first, from the predicted throughput of each.
+
+    The fewest that are predicted to be nearly the fastest come first, then half and 1.5 times as many, because the
+    model may be wrong by a factor of two.
+    """
+    enough = min(count for count, rate in rates.items() if rate >= NEAR_OPTIMAL_RATIO * max(rates.values()))
+    return [round(enough * factor) for factor in (1.0, 0.5, 1.5)]
 
 
 def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets) -> Plan:

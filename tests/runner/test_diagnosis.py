@@ -138,7 +138,7 @@ USER_FRAME = '  File "/x/data.py", line 41, in __getitem__\n    raise\n'
         ("SystemExit", "raised SystemExit"),
         ("RuntimeError: Caught Odd in DataLoader worker process 0.\nOriginal x", "raised RuntimeError: Caught Odd in"),
         (" \n\t\n", "raised an exception without a name"),
-        ("autotune.child.sample_checks.SampleCountError: ended after 5 of 16. Do this", "ended after 5 of 16. Do this"),
+        ("autotune.child.sample_counts.SampleCountError: ended after 5 of 16. Do this", "ended after 5 of 16. Do this"),
     ],
 )
 def test_an_error_of_the_users_code_is_quoted_by_its_type_and_first_line(error: str, message: str) -> None:

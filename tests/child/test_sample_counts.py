@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autotune.child.probe import count_bytes
-from autotune.child.sample_checks import SampleCountError, SampleCountTracker, count_samples
+from autotune.child.sample_counts import SampleCountError, SampleCountTracker, count_samples
 
 
 @dataclass
