@@ -116,6 +116,8 @@ def make_trainer_loader(batch_size: int = 8, num_workers: int = 1) -> Any:
     from transformers import Trainer, TrainingArguments
 
     sizes = {"per_device_train_batch_size": batch_size, "dataloader_num_workers": num_workers}
-    arguments = TrainingArguments(output_dir=tempfile.gettempdir(), use_cpu=True, report_to=[], **sizes)
+    arguments = TrainingArguments(
+        output_dir=tempfile.gettempdir(), use_cpu=True, report_to=[], remove_unused_columns=False, **sizes
+    )
     rows = [{"input_ids": [number], "labels": [number]} for number in range(SAMPLES)]
     return Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=rows).get_train_dataloader()

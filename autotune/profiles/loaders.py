@@ -73,7 +73,8 @@ def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any]) -> dict[str,
         names += ["batch_sampler"]
     else:
         names += ["batch_size", "drop_last"] + ["sampler"] * (not isinstance(loader.dataset, IterableDataset))
-    return {name: getattr(loader, name) for name in names if name not in settings}
+    kept = {name: getattr(loader, name) for name in names if name not in settings}
+    return kept | {"batch_size": None} if loader.batch_sampler is None else kept  # samples are not batched
 
 
 def replace_loader(made: Any, split: str | None, rebuild: Callable[[DataLoader[Any]], Any]) -> Any:

@@ -8,7 +8,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.figures import MARKER, draw_chart, format_rows, insert_table
+from benchmarks.figures import (
+    CHART,
+    MARKER,
+    README,
+    draw_chart,
+    format_rows,
+    insert_table,
+    read_newest,
+    read_results,
+)
 from benchmarks.suite import Measured, WorkloadResult
 from benchmarks.training import DeviceFacts
 from benchmarks.workloads.grid import make_config
@@ -44,3 +53,9 @@ def test_the_fastest_configuration_of_a_row_is_bold() -> None:
 def test_the_table_replaces_the_one_between_the_markers() -> None:
     page = f"before\n{MARKER}\nold\n{MARKER}\nafter"
     assert insert_table(page, "new") == f"before\n{MARKER}\nnew\n{MARKER}\nafter"
+
+
+def test_the_readme_and_the_chart_show_the_newest_kept_result() -> None:
+    results = read_results(read_newest())
+    assert format_rows(results) in README.read_text(), "run: python -m benchmarks.figures"
+    assert CHART.read_text() == draw_chart(results), "run: python -m benchmarks.figures"
