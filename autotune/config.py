@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -40,6 +41,18 @@ def _shorten(text: str) -> str:
 Bounded = Annotated[float, Field(ge=-MAX_RATE, le=MAX_RATE)]
 Interval = Annotated[tuple[Bounded, Bounded], AfterValidator(_refuse_reversed_bounds)]  # a 95% confidence interval
 LongText = Annotated[str, AfterValidator(_shorten)]  # for people, shortened in the middle if it is too long to read
+
+
+def check_json(value: Any) -> Any:
+    """Return a value that JSON can represent; else raise ValueError."""
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the values must be representable in JSON ({error})") from None
+    return value
+
+
+JsonDict = Annotated[dict[str, Any], AfterValidator(check_json)]
 
 
 class FrozenModel(BaseModel):

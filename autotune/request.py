@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Se
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from autotune.config import FrozenModel, StartMethod, Workers
+from autotune.config import FrozenModel, JsonDict, StartMethod, Workers, check_json
 from autotune.errors import UsageError
 from autotune.settings import SETTINGS, Choice, SettingName
 from autotune.units import format_seconds
@@ -30,15 +29,7 @@ _IMPORT_STRING: Final = re.compile(rf"({_NAME}|[^:\n\0]*[^:/\n\0]\.py):({_NAME})
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 
 
-def _check_json(value: Any) -> Any:
-    try:
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"the values must be representable in JSON ({error})") from None
-    return value
-
-
-Text = Annotated[str, AfterValidator(_check_json)]
+Text = Annotated[str, AfterValidator(check_json)]
 
 
 class ValueRange(FrozenModel):
@@ -83,7 +74,7 @@ class WorkloadRequest(FrozenModel):
 
     dataset: Annotated[Text, Field(min_length=1)]  # import string of the factory: `pkg.mod:attr` or `train.py:attr`
     is_loader: bool = False  # whether the factory takes DataLoader settings and returns a loader (`--loader`)
-    dataset_args: Annotated[dict[str, Any], AfterValidator(_check_json)] = Field(default_factory=dict)  # of the factory
+    dataset_args: JsonDict = Field(default_factory=dict)  # of the factory
     split: Text | None = None  # name of one of several loaders or datasets that the factory returns
     collate: Text | None = None  # import string of a `collate_fn`; None keeps the workload's own
     step: Text | None = None  # import string of a factory that returns `step(batch)`; None is a built-in step

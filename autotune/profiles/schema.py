@@ -18,6 +18,7 @@ from autotune.config import (
     Fraction,
     FrozenModel,
     Interval,
+    JsonDict,
     Workers,
 )
 from autotune.system.machine import Hardware, Software
@@ -30,7 +31,7 @@ class WorkloadIdentity(FrozenModel):
     """The workload that a profile was tuned for."""
 
     dataset: str  # import string of the factory, called with `dataset_args`
-    dataset_args: dict[str, Any] = Field(default_factory=dict)
+    dataset_args: JsonDict = Field(default_factory=dict)
     split: str | None = None  # name of one of several results of the factory
     samples: BoundedCount | None  # per epoch; None if an iterable dataset has no length
     sample_bytes: BoundedBytes  # of tensors per sample, mean
@@ -170,7 +171,7 @@ class TunedProfile(Configured):
     result: ProfileResult
     budgets: RecordedBudgets
     search: SearchRecord
-    request: dict[str, Any] = Field(default_factory=dict)  # the tuning request, to repeat it
+    request: JsonDict = Field(default_factory=dict)  # the tuning request, to repeat it
     is_complete: bool = True  # an interrupted run stores its best so far
     created_at: AwareDatetime  # end of the run
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch.utils.data import DataLoader
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
-from autotune.profiles.schema import TunedFile, WorkloadIdentity
+from autotune.profiles.schema import TunedFile, TunedProfile, WorkloadIdentity
 from tests.builders import make_config, make_full_profile, make_profile, make_profile_result
 
 FIELDS = st.fixed_dictionaries(
@@ -149,3 +149,9 @@ def test_arguments_without_effect_are_left_out() -> None:
     assert "batch_size" not in make_config(2, batch_size=None).loader_kwargs()
     assert make_config(2, process=spawn).loader_kwargs()["multiprocessing_context"] == "spawn"
     assert "multiprocessing_context" not in make_config(0, process=spawn).loader_kwargs()
+
+
+def test_a_request_with_a_number_that_json_lacks_is_refused() -> None:
+    text = make_profile(request={"trials": 1}).model_dump_json().replace('"trials":1', '"trials":Infinity')
+    with pytest.raises(ValidationError, match="representable in JSON"):
+        TunedProfile.model_validate_json(text)
