@@ -33,11 +33,12 @@ class Profiled(FrozenModel):
     warnings: tuple[str, ...]
 
 
-def profile_dataset(name: str, option: str, factory: str) -> Profiled:
+def profile_dataset(name: str, option: str, factory: str, *, has_batch_size: bool = True) -> Profiled:
     """Profile one dataset."""
     workload = WorkloadRequest(dataset=factory, is_loader=option == "--loader", step_seconds=0.003)
     started = time.monotonic()
-    plan = plan_only(TuningRequest(workload=workload, fixed={"batch_size": 32}))
+    fixed = {"batch_size": 32} if has_batch_size else {}
+    plan = plan_only(TuningRequest(workload=workload, fixed=fixed))
     return Profiled(name=name, seconds=time.monotonic() - started, warnings=plan.workload.notes)
 
 
@@ -46,13 +47,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     healthy = {name: ("--dataset", f"examples.{name}:make_dataset") for name in EXAMPLES}
     healthy |= {one.name: (one.option, one.factory) for one in LIBRARIES}
+    unsized = [one.name for one in LIBRARIES if not one.has_batch_size]
     parser.add_argument("--only", nargs="+", choices=healthy, default=list(healthy), metavar="NAME", help="(all)")
     parser.add_argument("--results", type=Path, help="file of the results")
     given = parser.parse_args()
     found: list[Profiled] = []
     for name in given.only:
         try:
-            found.append(profile_dataset(name, *healthy[name]))
+            sized = name not in unsized
+            found.append(profile_dataset(name, *healthy[name], has_batch_size=sized))
         except DltuneError as error:
             say(f"{name} failed: {error}")
             continue
