@@ -54,8 +54,7 @@ def main() -> None:
     found: list[Profiled] = []
     for name in given.only:
         try:
-            sized = name not in unsized
-            found.append(profile_dataset(name, *healthy[name], has_batch_size=sized))
+            found.append(profile_dataset(name, *healthy[name], has_batch_size=name not in unsized))
         except DltuneError as error:
             say(f"{name} failed: {error}")
             continue

@@ -69,13 +69,6 @@ def count_threads() -> int:
     return len(list_folder(PROC / "self" / "task"))
 
 
-def read_thread_seconds(pid: int, proc: Path = PROC) -> dict[int, float]:
-    """Return the CPU time of each thread of a process, in seconds, by thread id; empty if unknown."""
-    threads = list_folder(proc / str(pid) / "task")
-    spent = {int(thread.name): read_text(thread / "schedstat").split() for thread in threads}
-    return {thread: int(nanoseconds[0]) * 1e-9 for thread, nanoseconds in spent.items() if nanoseconds}
-
-
 def is_cleaner(pid: int, proc: Path = PROC) -> bool:
     """Return whether a process removes the names that dead processes leave in /dev/shm."""
     command = read_text(proc / str(pid) / "cmdline")

@@ -18,7 +18,6 @@ from autotune.system.procfs import (
     memory_upper_bound,
     read_resident,
     read_smaps,
-    read_thread_seconds,
     remove_segments,
 )
 from tests.builders import write_files
@@ -38,13 +37,6 @@ def test_exact_memory_is_the_share_of_each_page_and_the_cheap_bound_leaves_out_f
 
 def test_this_process_takes_no_more_than_the_bound() -> None:
     assert 0 < measure_pss([os.getpid()]) <= memory_upper_bound([os.getpid()]) + read_resident("self")[1]
-
-
-def test_the_cpu_time_of_each_thread_is_read_where_the_system_counts_it(tmp_path: Path) -> None:
-    spent = {"7/task/7/schedstat": "2000000 0 9\n", "7/task/8/schedstat": "500000 0 9\n", "8/task/8/comm": "x"}
-    write_files(tmp_path, spent)
-    assert read_thread_seconds(7, tmp_path) == {7: 2e-3, 8: 5e-4}
-    assert read_thread_seconds(8, tmp_path) == read_thread_seconds(9, tmp_path) == {}
 
 
 def make_segment(folder: Path, name: str, pages: int = 1) -> Path:
