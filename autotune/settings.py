@@ -41,6 +41,7 @@ class Setting:
     needs: Literal["num_workers", "pin_memory"] | None = None  # the setting without which it has no effect
     is_range: bool = False  # whether it is a number that `--search NAME=LOW:HIGH` restricts
     changes_training: bool = False  # and not only its speed
+    heading: str = ""  # of its column in the table of trials; others are shown when they are not at their default
     label: str = ""  # short form, as in `w=11 pf=4`; for a switch, the word shown when it is not at its default
     instruction: str | None = None  # change of the training code, in addition to the DataLoader's arguments
     setup: str | None = None  # the line of code for that, when the value is not the default
@@ -75,6 +76,7 @@ _TABLE: Final = (  # in the usual order of manual tuning
         description="Samples per batch and process.",
         is_range=True,
         changes_training=True,
+        heading="batch",
         label="bs",
     ),
     Setting(
@@ -84,6 +86,7 @@ _TABLE: Final = (  # in the usual order of manual tuning
         recommended=0,
         description="Worker processes; 0 loads in the main process.",
         is_range=True,
+        heading="workers",
         label="w",
     ),
     Setting(
@@ -94,12 +97,14 @@ _TABLE: Final = (  # in the usual order of manual tuning
         description="Batches that each worker loads in advance.",
         needs="num_workers",
         is_range=True,
+        heading="prefetch",
         label="pf",
     ),
     Setting(
         "pin_memory",
         recommended=True,
         description="Copies batches into page-locked memory, from which a GPU copies faster.",
+        heading="pin",
         label="pin",
     ),
     Setting(
@@ -107,6 +112,7 @@ _TABLE: Final = (  # in the usual order of manual tuning
         recommended=True,
         description="Keeps the workers alive between epochs.",
         needs="num_workers",
+        heading="persistent",
         label="persistent",
     ),
     Setting(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -137,12 +136,11 @@ class RunDisplay(ProgressListener):
         from autotune.settings import SETTINGS
 
         self._plan = plan
-        for name, choices in plan.space.choices.items():
-            values = {*choices, SETTINGS[name].read(plan.baseline)}
-            heading = re.sub("^num_|_factor$|_workers$|_memory$|_size$|_strategy$", "", name).replace("_", " ")
-            if len(values) > 1:
-                width = max(map(len, (heading, *map(_format_value, values))))
-                self._columns.append((heading, width, SETTINGS[name]))
+        for setting in SETTINGS.values():
+            values = {*plan.space.choices[setting.name], setting.read(plan.baseline)}
+            if setting.heading and len(values) > 1:
+                width = max(map(len, (setting.heading, *map(_format_value, values))))
+                self._columns.append((setting.heading, width, setting))
         details = _list_details(plan) if self._verbose else ()
         self._write("\n".join([_describe(plan, self._clock() - self._started), *details, ""]))
 
@@ -156,6 +154,8 @@ class RunDisplay(ProgressListener):
         self._show_activity(f"trial {number}: {describe_config(config)}")
 
     def show_trial(self, number: int, record: TrialRecord, is_best: bool) -> None:
+        from autotune.settings import SETTINGS
+
         self._number, result, remarks = number, record.result, list[str]()
         if record.config == self._plan.baseline and record.config not in self._rates:
             remarks.append(f"baseline: {'your DataLoader' if self._plan.workload.baseline else 'PyTorch defaults'}")
@@ -176,6 +176,8 @@ class RunDisplay(ProgressListener):
             ]
         elif self._verbose and result is not None and result.details:
             remarks.append(f"\n{result.details.rstrip()}")
+        others = (one for one in SETTINGS.values() if not one.heading and one.is_active(record.config))
+        remarks += [f"{one.name}={one.read(record.config)}" for one in others if one.read(record.config) != one.default]
         self._write_row(str(number), record.config, record.samples_per_second if record.is_feasible else None, remarks)
 
     def show_stop(self, reason: str) -> None:
@@ -197,7 +199,7 @@ class RunDisplay(ProgressListener):
             self._write_row("-", profile.config, profile.result.samples_per_second, ["measured in the validation"])
         if self._validation_began is not None:
             took = format_seconds(self._clock() - self._validation_began)
-            self._write(f"Validating the best against the baseline in fresh processes ... {took}")
+            self._write(f"Validating the best against the baseline, each run in a new process ... {took}")
         phases = [f"{phase} {format_seconds(seconds)}" for phase, seconds in profile.search.phase_seconds.items()]
         self._write(f"Phases: {' · '.join(phases)}\n" if self._verbose else "")
 
@@ -232,8 +234,8 @@ def _describe(plan: Plan, profiling_seconds: float) -> str:
     step = f"step {format_seconds(workload.step_cost.per_batch(size))}{simulated}"
     return (
         f"dltune {read_own_version()} · {here} · torch {workload.software.torch.partition('+')[0]}\n"
-        f"Profiled in {format_seconds(profiling_seconds)}: {load} · {step} · "
-        f"upper bound {plan.best_upper_bound:,.0f} samples/s"
+        f"Profiled in {format_seconds(profiling_seconds)}: {load} · {step}, "
+        f"so at most {plan.best_upper_bound:,.0f} samples/s"
     )
 
 

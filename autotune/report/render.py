@@ -36,8 +36,9 @@ def render_summary(
     result += [report.evidence] if interrupted or not profile.is_validated else []
     rows = list(zip(["Result  ", *[_INDENT] * 3], result, strict=False))
     rows += [("Tip     ", tip) for tip in report.advice[:1]] + [("Warning ", text) for text in report.warnings[:1]]
-    left = len(report.advice[1:]) + len(report.warnings[1:])
-    more = f" {left} more: {_command('show', file, name)}." if left else ""
+    kinds = (("tip", len(report.advice) - 1), ("warning", len(report.warnings) - 1))
+    left = " and ".join(f"{count} more {kind}{'s' * (count > 1)}" for kind, count in kinds if count > 0)
+    more = f" {left}: {_command('show', file, name)}." if left else ""
     saved = f"Saved to {file} in {format_seconds(profile.search.seconds)}.{more}"
     rows.append(("", f"{saved} Report: {_command('report', file, name)}"))
     return "\n".join([*_fold(rows, width), *(_usage(report) if is_change else [])])

@@ -56,7 +56,7 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     base = result.baseline if result.decision == "faster" else None
     rate = f"{number(result.samples_per_second)} samples/s"
     headline = rate if result.decision == "faster" else NO_CHANGE if profile.is_complete else NOTHING_YET
-    throughput = f"{rate} in each of {processes} processes" if processes > 1 else rate
+    throughput = f"{rate} in each of {processes} processes" if processes > 1 else f"{rate} in training"
     throughput += _interval(result.samples_per_second_ci95, number)
     if base is not None and result.speedup is not None:
         speedup = f"{_factor(result.speedup)} faster"
@@ -68,7 +68,7 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     measured = (("before", base), ("after", result)) if base else (("now", result),)
     times = [(label, samples / max(one.samples_per_second, 1e-9), one.wait_share) for label, one in measured]
     memory = f" · peak memory {format_bytes(result.peak_host_bytes)}" if result.peak_host_bytes else ""
-    brief = f"waiting for data {' → '.join(f'{share:.0%}' for _, _, share in times)}{memory}"
+    brief = f"waiting for data {' → '.join(f'{share:.0%}' for _, _, share in times)} of the time{memory}"
     return Report(
         title=f"{profile.workload.title} · {profile.machine_class} · {profile.created_at:%Y-%m-%d %H:%M} UTC",
         headline=headline,

@@ -93,7 +93,7 @@ def test_the_recommended_configuration_is_a_row_of_the_table(
     display.show_result(make_profile(dataloader=config.dataloader))
     *added, validated, last = display.read().splitlines()
     assert [row.endswith("1,800         9.0x  measured in the validation") for row in added] == [True] * rows
-    assert validated == "Validating the best against the baseline in fresh processes ... 11.0 s"
+    assert validated == "Validating the best against the baseline, each run in a new process ... 11.0 s"
     assert last == ""
 
 

@@ -31,7 +31,7 @@ def test_the_headline_comes_first_and_every_section_is_there() -> None:
     text = render_markdown(make_full_profile(), "dltune.json")
     pieces = parse(text)
     assert text.startswith(
-        "### dltune: 1.80x faster: 1,000 → 1,800 samples/s\n\n- 1,800 samples/s (95% CI 1,750-1,850)"
+        "### dltune: 1.80x faster: 1,000 → 1,800 samples/s\n\n- 1,800 samples/s in training (95% CI 1,750-1,850)"
     )
     assert "- The samples differ in size." in text
     assert "| persistent_workers=True | 1,800 | 0.94x | 0.88-0.99x | estimated by the model |" in text

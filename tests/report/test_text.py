@@ -27,11 +27,11 @@ def read(text: str) -> str:
 def test_a_run_ends_with_the_result_one_tip_one_warning_and_lines_to_paste() -> None:
     transcript = """
         Result  batch_size=64, num_workers=4, prefetch_factor=2, persistent_workers=True
-                1,800 samples/s (95% CI 1,750-1,850), 1.80x faster than PyTorch's defaults (95% CI 1.70-1.90x)
-                waiting for data 50% → 10% · peak memory 1.0 GiB · bottleneck now: the training step
+                1,800 samples/s in training (95% CI 1,750-1,850), 1.80x faster than PyTorch's defaults (95% CI 1.70-1.90x)
+                waiting for data 50% → 10% of the time · peak memory 1.0 GiB · bottleneck now: the training step
         Tip     Use __getitems__.
         Warning batch_size=64 changes training, not only its speed; --set batch_size=32 keeps yours.
-        Saved to dltune.json in 35.0 s. 1 more: dltune show. Report: dltune report
+        Saved to dltune.json in 35.0 s. 1 more warning: dltune show. Report: dltune report
 
         Use it  loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=4, prefetch_factor=2, persistent_workers=True)
            or   import autotune; loader = autotune.load("dltune.json").make_loader(dataset, shuffle=True)
@@ -42,8 +42,8 @@ def test_a_run_ends_with_the_result_one_tip_one_warning_and_lines_to_paste() -> 
 def test_no_change_is_one_sentence_and_nothing_is_to_be_pasted() -> None:
     transcript = """
         Result  No change recommended: your settings are within noise of the best.
-                1,800 samples/s (95% CI 1,750-1,850)
-                waiting for data 10% · peak memory 1.0 GiB · bottleneck: the training step
+                1,800 samples/s in training (95% CI 1,750-1,850)
+                waiting for data 10% of the time · peak memory 1.0 GiB · bottleneck: the training step
         Saved to out/dltune.json in 35.0 s. Report: dltune report out/dltune.json
     """
     profile = make_profile(config=make_config(), result=make_profile_result(**NO_CHANGE))
@@ -58,7 +58,7 @@ def test_all_lines_but_those_to_paste_fit_the_terminal(width: int) -> None:
     profile = make_result_profile(advice=sentences, warnings=sentences)
     text, _, usage = render_summary(profile, "all.json", width=width, name="images").partition("\n\n")
     assert all(len(line) <= width for line in text.splitlines())
-    assert "5 more: dltune show all.json --profile images." in " ".join(text.split())
+    assert "2 more tips and 3 more warnings: dltune show all.json --profile images." in " ".join(text.split())
     assert 'autotune.load("all.json", profile="images")' in usage
 
 

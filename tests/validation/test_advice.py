@@ -40,7 +40,7 @@ LINE = CostlyLine(file="/home/ada/train/data.py", line=12, function="load", sour
 @pytest.mark.parametrize(
     ("bottleneck", "workload", "words"),
     [
-        ("io", WAITING, "Each sample waits 5.0 ms (CPU 2%): a dataset with __getitems__"),
+        ("io", WAITING, "Loading a sample takes 5.0 ms, 98% of it waiting: a dataset with __getitems__"),
         ("cpu", {"collate_cost": make_cost(5e-4)}, "Collating takes 50% of loading a batch (16.0 ms of 32.0 ms)"),
         ("cpu", {"costly_lines": (LINE,)}, "71% in data.py:12 (`image = decode(path)`)"),
         ("cpu", {"step_cpus": 1.9}, "torch.set_num_threads(1)"),
