@@ -31,5 +31,12 @@ def test_no_word_or_unit_is_of_the_former_dialect(path: Path) -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".md"], ids=name_page)
+def test_no_line_of_text_in_a_page_is_longer_than_100_columns(path: Path) -> None:
+    text = re.sub(r"(?ms)^```.*?^```$|^---\n.*?^---$", "", path.read_text())
+    others = ("|", "    ", "      ", "![")  # tables, code, options of mkdocstrings, pictures
+    assert [line for line in text.splitlines() if len(line) > 100 and not line.startswith(others)] == []
+
+
 def _is_wrong(line: str) -> bool:
     return FORBIDDEN.search(line.replace("_", " ")) is not None or LOOSE_UNITS.search(line) is not None
