@@ -215,6 +215,7 @@ def make_profile_result(**changes: Any) -> ProfileResult:
             config=make_config(),
             samples_per_second=1000.0,
             wait_share=0.5,
+            bottleneck="io",
         ),
         "speedup": 1.8,
         "speedup_ci95": (1.7, 1.9),

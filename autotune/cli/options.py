@@ -121,7 +121,7 @@ OPTIONS: Final[Mapping[str, tuple[click.Option, ...]]] = {
         option("--epochs N", "Length of the training run to predict throughput for.", 10),
         option("--set NAME=VALUE", "Fix a setting, e.g. in_order=true; repeatable."),
         option("--search NAME=VALUES", "Restrict a setting: num_workers=0:16 or in_order=true,false; repeatable."),
-        option("--max-workers N", "Maximum of num_workers."),
+        option("--max-workers N", "Maximum of num_workers. Default: 64, or twice the CPUs if that is more."),
         option("--fresh", "Ignore saved trials and results; tune from scratch."),
     ),
     "Limits": (

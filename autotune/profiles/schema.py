@@ -63,6 +63,7 @@ class Baseline(Configured):
     description: str
     samples_per_second: BoundedRate
     wait_share: Fraction
+    bottleneck: Bottleneck
 
 
 class Contribution(FrozenModel):

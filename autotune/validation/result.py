@@ -120,6 +120,7 @@ def _build_result(
     origin = "your DataLoader's settings" if workload.baseline else "PyTorch's defaults"
     numbers = {name: value for name, value in decision._asdict().items() if name != "config"}
     facts = {"config": base.config, "samples_per_second": base.rate, "wait_share": base.wait_share}
+    facts["bottleneck"] = find_bottleneck(base.config, workload, plan.usable_cpus, base.wait_share)
     return schema.ProfileResult(
         **numbers,
         validation_runs=validation.runs,

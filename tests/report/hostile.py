@@ -27,6 +27,8 @@ def make_hostile_profile() -> TunedProfile:
     good = make_full_profile()
     bad: TunedProfile = _poison(good)
     result = bad.result.model_copy(update={"decision": "faster", "bottleneck": "cpu"})
+    assert result.baseline is not None
+    result = result.model_copy(update={"baseline": result.baseline.model_copy(update={"bottleneck": "io"})})
     trials = (*good.search.trials, make_failed_summary(6, make_config(2), HOSTILE))
     kept_parts = {"trials": trials, "phase_seconds": good.search.phase_seconds, "scaling": good.search.scaling}
     search = bad.search.model_copy(update=kept_parts)

@@ -28,7 +28,7 @@ def test_a_run_ends_with_the_result_one_tip_one_warning_and_lines_to_paste() -> 
     transcript = """
         Result  batch_size=64, num_workers=4, prefetch_factor=2, persistent_workers=True
                 1,800 samples/s in training (95% CI 1,750-1,850), 1.80x faster than PyTorch's defaults (95% CI 1.70-1.90x)
-                waiting for data 50% → 10% of the time · peak memory 1.0 GiB · bottleneck now: the training step
+                waiting for data 50% → 10% of the time · peak memory 1.0 GiB · bottleneck: I/O → the training step
         Tip     Use __getitems__.
         Warning batch_size=64 changes training, not only its speed; --set batch_size=32 keeps yours.
         Saved to dltune.json in 35.0 s. 1 more warning: dltune show. Report: dltune report
@@ -68,7 +68,7 @@ def test_all_lines_but_those_to_paste_fit_the_terminal(width: int) -> None:
         ({"validation_runs": 0, "samples_per_second_ci95": None}, "Not validated."),
         ({"baseline": None, "speedup": None, "speedup_ci95": None}, "The baseline could not run"),
         ({"speedup": 16.66, "speedup_ci95": (15.0, 123.4)}, "16.7x faster than PyTorch's defaults (95% CI 15.0-123x)"),
-        ({"bottleneck": "io"}, "bottleneck now: I/O"),
+        ({"bottleneck": "io"}, "bottleneck: I/O"),
     ],
 )
 def test_the_end_of_a_run_names_the_evidence_and_the_bottleneck(changes: dict[str, Any], words: str) -> None:
