@@ -27,15 +27,13 @@ def make_hostile_profile() -> TunedProfile:
     good = make_full_profile()
     bad: TunedProfile = _poison(good)
     result = bad.result.model_copy(update={"decision": "faster", "bottleneck": "cpu"})
-    assert result.baseline is not None
-    result = result.model_copy(update={"baseline": result.baseline.model_copy(update={"bottleneck": "io"})})
     trials = (*good.search.trials, make_failed_summary(6, make_config(2), HOSTILE))
     kept_parts = {"trials": trials, "phase_seconds": good.search.phase_seconds, "scaling": good.search.scaling}
     search = bad.search.model_copy(update=kept_parts)
     candidates = zip(result.candidates, good.result.candidates, strict=True)
     kept = tuple(one.model_copy(update={"config": other.config, "runs": other.runs}) for one, other in candidates)
     assert result.baseline is not None
-    baseline = result.baseline.model_copy(update={"config": make_config()})
+    baseline = result.baseline.model_copy(update={"config": make_config(), "bottleneck": "io"})
     return bad.model_copy(
         update={
             "result": result.model_copy(update={"candidates": kept, "baseline": baseline}),
