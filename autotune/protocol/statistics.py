@@ -13,8 +13,8 @@ from typing import Final
 
 from autotune.config import CONFIDENCE, Interval
 
-ROUND_SPREAD: Final = 0.03  # prior of the relative spread of whole runs in fresh processes; measured 1% to 9%
-ROUND_WEIGHT: Final = 3  # degrees of freedom of the prior
+ROUND_SPREAD: Final = 0.045  # prior of the relative spread of whole runs in fresh processes; measured 1% to 9%
+ROUND_WEIGHT: Final = 2  # degrees of freedom of the prior
 OTHERS_WEIGHT: Final = 0.5  # of each degree of freedom of other configurations: their spread is similar, not equal
 TAIL: Final = (1 - CONFIDENCE) / 2  # probability on either side of an interval
 NORMAL_QUANTILE: Final = statistics.NormalDist().inv_cdf(1 - TAIL)  # half-width of an interval, standard deviations

@@ -71,6 +71,7 @@ def select_candidates(
 def decide(validation: Validation, plan: Plan) -> Decision | None:
     """Decide by the runs of the validation; None if neither the baseline nor any candidate ran."""
     baseline, rated = validation.baseline, (one for one in validation.candidates if one.rate)
+    field = [one for one in validation.measured if one is not baseline]
     running = sorted(rated, key=lambda one: one.rate, reverse=True)
     by_config = {one.config: one for one in running}
 
@@ -87,15 +88,15 @@ def decide(validation: Validation, plan: Plan) -> Decision | None:
 
     def is_worth_its_changes(one: CandidateRuns) -> bool:
         alternative = next((other for other in running if count_changes(other) < count_changes(one)), None)
-        return alternative is None or one.is_faster_than(alternative, MIN_SPEEDUP, running)
+        return alternative is None or one.is_faster_than(alternative, MIN_SPEEDUP, field)
 
     def is_worth_its_settings(one: CandidateRuns) -> bool:
         variant = by_config.get(plan.default_variant(one.config))
         if variant is None or variant is one or variant not in pool or is_nearly_full(variant) > is_nearly_full(one):
             return True
-        return one.is_faster_than(variant, 1 / TIE_RATIO, running, floor=TIE_RATIO)
+        return one.is_faster_than(variant, 1 / TIE_RATIO, field, floor=TIE_RATIO)
 
-    pool = [one for one in running if not baseline.rate or one.is_faster_than(baseline, MIN_SPEEDUP, running)]
+    pool = [one for one in running if not baseline.rate or one.is_faster_than(baseline, MIN_SPEEDUP, field)]
     pool = [one for one in pool if is_worth_its_changes(one)]
     pool = [one for one in pool if is_worth_its_settings(one)]
     ties = [one for one in pool if one.rate >= TIE_RATIO * max(other.rate for other in pool)]
@@ -103,12 +104,12 @@ def decide(validation: Validation, plan: Plan) -> Decision | None:
         kept = Decision(baseline.config, baseline.rate, baseline.ci95(), 1.0, (1.0, 1.0))
         return kept if baseline.rate else None
     winner = min(ties, key=cost)
-    speedup, interval = winner.compare(baseline, running) if baseline.rate else (None, None)
+    speedup, interval = winner.compare(baseline, field) if baseline.rate else (None, None)
     others = [by_config.get(keep(winner.config)) for keep in (plan.keep_order, plan.default_variant)]
     if "batch_size" in plan.list_training_changes(winner.config):
         others.append(next((one for one in running if not count_changes(one)), None))
     gains = list[Contribution]()
     for one in dict.fromkeys(one for one in others if one is not None and one is not winner):
-        setting, (gain, ci95) = describe_difference(winner.config, one.config), winner.compare(one, running)
+        setting, (gain, ci95) = describe_difference(winner.config, one.config), winner.compare(one, field)
         gains.append(Contribution(setting=setting, samples_per_second=winner.rate, speedup=gain, speedup_ci95=ci95))
-    return Decision(winner.config, winner.rate, winner.ci95(running, [baseline]), speedup, interval, tuple(gains))
+    return Decision(winner.config, winner.rate, winner.ci95(field, [baseline]), speedup, interval, tuple(gains))

@@ -25,10 +25,10 @@ from autotune.search.plan import Plan
 from autotune.system.cgroups import CpuCounters, background_cpus, read_cpu_counters, steal_share, throttled_share
 
 MIN_RUNS: Final = 2
-MAX_RUNS: Final = 5  # while the interval of the speedup includes 1
+MAX_RUNS: Final = 5  # while the interval of the speedup includes 1, corrected for looking at it after every run
 MAX_SCATTERED_RUNS: Final = 3  # while only the fastest one's runs differ: one outlier does not move a median of three
 VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
-CLEAR_SPEEDUP: Final = 1.25  # a smaller one is worth more runs if its interval includes 1
+CLEAR_SPEEDUP: Final = 1.3  # a smaller one is worth more runs if its interval includes 1
 FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it the baseline's precision does not matter,
 SLOW_BASELINE_SHARE: Final = 0.5  # and it gets this share of a trial's time
 MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; above it another run is worth its time
@@ -86,15 +86,20 @@ class CandidateRuns:
         scatter = [list(other.rates.values()) for other in (*field, *others) if other is not self]
         return throughput_ci95(list(self.rates.values()), max(1, len(field)), scatter)
 
-    def compare(self, other: CandidateRuns, field: Sequence[CandidateRuns] = ()) -> tuple[float, Interval | None]:
-        """Compute the median ratio to another configuration over the runs of both, and its interval as in `ci95`."""
+    def compare(
+        self, other: CandidateRuns, field: Sequence[CandidateRuns] = (), looks: int = 1
+    ) -> tuple[float, Interval | None]:
+        """Compute the median ratio to another configuration over the runs of both, and its interval as in `ci95`.
+
+        `looks` is how often the interval may be looked at before runs end (Bonferroni correction).
+        """
         numbers = [number for number in self.rates if number in other.rates]
         if not numbers:
             return self.rate / other.rate, None
         competing, bases = (one.rates for one in field if one not in {self, other}), other.rates
         scatter = [[rate / bases[number] for number, rate in rates.items() if number in bases] for rates in competing]
         values, others = ([one.rates[number] for number in numbers] for one in (self, other))
-        return paired_ratio(values, others, max(1, len(field)), scatter)
+        return paired_ratio(values, others, looks * max(1, len(field)), scatter)
 
     def is_faster_than(
         self, other: CandidateRuns, min_speedup: float, field: Sequence[CandidateRuns] = (), floor: float = 1.0
@@ -199,7 +204,7 @@ class Validation:
 
     baseline: CandidateRuns
     candidates: tuple[CandidateRuns, ...] = ()  # that were not dropped
-    measured: tuple[CandidateRuns, ...] = ()  # everything that was measured, the baseline first
+    measured: tuple[CandidateRuns, ...] = ()  # the baseline and all candidates, with those that were dropped
     runs: int = 0  # complete ones
     noise: tuple[str, ...] = ()  # sentences on disturbances of the machine
     interrupted_by: BaseException | None = None
@@ -237,17 +242,18 @@ def validate(
                 while not measure_run(request, one, run_trial, progress, runs + 1) and not one.is_out:
                     pass  # a failed run is repeated
             runs += is_whole or not runs
-            candidates, active = _plan_next_run(plan, runs, baseline, candidates)
+            candidates, active = _plan_next_run(plan, runs, baseline, candidates, measured[1:])
     noise = () if monitor is None else tuple(monitor.describe([one.rates for one in measured]))
     return Validation(baseline, tuple(candidates), measured, runs, noise, interruption.cause)
 
 
 def _plan_next_run(
-    plan: Plan, runs: int, baseline: CandidateRuns, candidates: list[CandidateRuns]
+    plan: Plan, runs: int, baseline: CandidateRuns, candidates: list[CandidateRuns], field: Sequence[CandidateRuns]
 ) -> tuple[list[CandidateRuns], list[CandidateRuns]]:
     """Return the candidates that may still win, and the configurations to measure next: none if the result is clear.
 
-    The variants of the fastest with default values or unchanged training stay: they show what its settings gain.
+    The variants of the fastest with default values or unchanged training stay: they show what its settings gain. The
+    best is selected from the whole `field`, in which are those that were dropped.
     """
     candidates = [one for one in candidates if one.rate]
     best = max(candidates or [baseline], key=lambda one: one.rate)
@@ -255,7 +261,7 @@ def _plan_next_run(
     needed = [one for one in candidates if one is best or one.config in variants]
     floor = DROP_BELOW_RATIO.get(runs, 0.0) * best.rate
     candidates = [one for one in candidates if one in needed or one.rate >= floor]
-    speedup, interval = best.compare(baseline, candidates) if candidates and baseline.rate else (1.0, None)
+    speedup, interval = (1.0, None) if not candidates or not baseline.rate else best.compare(baseline, field, MAX_RUNS)
     is_uncertain = interval is not None and 1 < speedup < CLEAR_SPEEDUP and interval[0] <= 1
     rates = best.rates.values() or (1.0,)
     is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
