@@ -1,0 +1,1 @@
+"""Tunes a DataLoader in the training process itself, while it trains."""

@@ -1,0 +1,128 @@
+"""`autotune.autopilot`: attaches the autopilot to the loaders of PyTorch, Lightning, transformers and accelerate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from autotune.errors import UsageError
+from autotune.online.autopilot import Autopilot, print_sentence
+from autotune.online.limits import WorkerLimits
+from autotune.system.software import read_local_world_size
+
+Changes = Literal["batch", "epoch", "never"]
+Target = TypeVar("Target")
+SWITCH: Final = "DLTUNE_AUTOPILOT"
+_METHODS: Final = ("train_dataloader", "get_train_dataloader")  # of Lightning, and of transformers
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of `autopilot`."""
+
+    changes: Changes = "batch"
+    max_workers: int | None = None
+    max_memory: str = "80%"
+    quiet: bool = False
+
+    def show(self, sentence: str) -> None:
+        """Print a sentence unless the user wants none."""
+        if not self.quiet:
+            print_sentence(sentence)
+
+
+def _iterate(loader: Any) -> Iterator[Any]:
+    """Start an epoch of a tuned loader; its class has this function as `__iter__`."""
+    options: Options = loader.autopilot_options
+    if loader.autopilot_state is None:
+        if reason := explain_refusal(loader):
+            options.show(f"the settings stay: {reason}.")
+            loader.__class__ = type(loader).__bases__[0]
+            return iter(loader)
+        limits = WorkerLimits(options.max_memory, options.max_workers, read_local_world_size() or 1)
+        loader.autopilot_state = Autopilot(loader, limits, None, options.show)
+    state: Autopilot = loader.autopilot_state
+    return state.start_epoch(loader)
+
+
+def autopilot(
+    target: Target,
+    *,
+    changes: Changes = "batch",
+    max_workers: int | None = None,
+    max_memory: str = "80%",
+    quiet: bool = False,
+) -> Target:
+    """Tune a DataLoader's workers in the training run itself; batches, their order and errors stay the same.
+
+    `DLTUNE_AUTOPILOT=never` in the environment switches it off.
+
+    Args:
+        target: A DataLoader, also one prepared by accelerate; a Lightning module or data module; or a transformers
+            Trainer.
+        changes: When workers may change: between two batches, only between two epochs, or never.
+        max_workers: The most workers.
+        max_memory: Host memory for added workers: a share of what is available, such as `80%`, or a size.
+        quiet: Whether to print nothing.
+
+    Returns:
+        The target itself.
+
+    Raises:
+        UsageError: The target has no training loader.
+    """
+    options = Options(os.environ.get(SWITCH, changes), max_workers, max_memory, quiet)  # type: ignore[arg-type]  # checked below
+    if options.changes not in ("batch", "epoch", "never"):
+        raise UsageError(f"{SWITCH} is {options.changes!r}: batch, epoch or never is possible.")
+    if options.changes == "never":
+        return target
+    loader: Any = getattr(target, "base_dataloader", target)
+    if isinstance(loader, DataLoader):
+        attach(loader, options)
+        return target
+    for name in _METHODS:
+        if callable(make := getattr(target, name, None)):
+            setattr(target, name, _attach_result(make, options))
+            return target
+    raise UsageError(
+        f"{type(target).__name__} has no training loader: pass a DataLoader, a Lightning module or data module, or a "
+        "transformers Trainer."
+    )
+
+
+def attach(loader: DataLoader[Any], options: Options) -> None:
+    """Give a loader a class with the autopilot; libraries that copy the loader by its class copy it, too."""
+    cls = type(loader)
+    if not hasattr(cls, "autopilot_options"):
+        members = {"__iter__": _iterate, "autopilot_options": options, "autopilot_state": None}
+        loader.__class__ = type(cls.__name__, (cls,), {**members, "__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+def _attach_result(make: Callable[[], Any], options: Options) -> Callable[[], Any]:
+    def make_attached() -> Any:
+        made = make()
+        loader = getattr(made, "base_dataloader", made)
+        if isinstance(loader, DataLoader):
+            attach(loader, options)
+        return made
+
+    return make_attached
+
+
+def explain_refusal(loader: DataLoader[Any]) -> str:
+    """Return why the workers of a loader cannot change in an epoch; empty if they can."""
+    cls: Any = type(loader).__bases__[0]  # the user's own
+    if cls.__iter__ is not DataLoader.__iter__ or cls._get_iterator is not DataLoader._get_iterator:
+        return f"{cls.__name__} iterates in its own way"
+    if isinstance(loader.dataset, IterableDataset):
+        return "an iterable dataset divides its samples among the workers"
+    if not getattr(loader, "in_order", True):
+        return "in_order=False returns batches in the order in which workers finish"
+    if torch.are_deterministic_algorithms_enabled():
+        return "torch.use_deterministic_algorithms asks for reproducible augmentations"
+    return ""

@@ -1,0 +1,90 @@
+"""The part that runs in a worker: it counts batches and measures their cost; indices and data are unchanged."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from multiprocessing.sharedctypes import RawArray
+from typing import Any, Final
+
+import torch.utils.data._utils.worker as torch_worker
+
+MAX_WORKERS: Final = 4096  # of all groups of an epoch; later ones share the counters of earlier ones
+_FIELDS: Final = 3  # batches, their seconds, and their CPU seconds
+
+
+class _Clock:
+    """When this worker received the indices that it works on, and its CPU time at the end of the batch before."""
+
+    arrived = 0.0
+    cpu_seconds: float | None = None  # that of its start does not count
+
+
+class WorkerCounters:
+    """Counters in memory that workers share with the training process."""
+
+    def __init__(self) -> None:
+        self._values = RawArray("d", MAX_WORKERS * _FIELDS)
+
+    def add_batch(self, worker: int, seconds: float, cpu_seconds: float) -> None:
+        """Count a batch of a worker that took this long."""
+        first = worker % MAX_WORKERS * _FIELDS
+        self._values[first + 1] += seconds
+        self._values[first + 2] += cpu_seconds
+        self._values[first] += 1
+
+    def total(self, workers: int) -> tuple[float, float, float]:
+        """Return the batches of the first `workers` workers, their seconds, and their CPU seconds."""
+        values = self._values[: min(workers, MAX_WORKERS) * _FIELDS]
+        return sum(values[::_FIELDS]), sum(values[1::_FIELDS]), sum(values[2::_FIELDS])
+
+
+class TimedIndices:
+    """A batch of indices that notes when it arrives in a worker, where it is the sampler's own object again."""
+
+    def __init__(self, indices: Any) -> None:
+        self._indices = indices
+
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
+        return _receive, (self._indices,)
+
+
+def _receive(indices: Any) -> Any:
+    _Clock.arrived = time.perf_counter()
+    if _Clock.cpu_seconds is None:
+        _Clock.cpu_seconds = time.process_time()
+    return indices
+
+
+class TimedCollate:
+    """The user's `collate_fn`, which then counts the batch."""
+
+    def __init__(self, collate: Callable[[Any], Any], counters: WorkerCounters) -> None:
+        self._collate, self._counters = collate, counters
+
+    def __call__(self, samples: Any) -> Any:
+        """Collate a batch and count it."""
+        batch = self._collate(samples)
+        if (info := torch_worker.get_worker_info()) is not None:
+            before, _Clock.cpu_seconds = _Clock.cpu_seconds, time.process_time()
+            seconds = time.perf_counter() - _Clock.arrived
+            self._counters.add_batch(info.id, seconds, _Clock.cpu_seconds - (before or 0.0))
+        return batch
+
+
+class WorkerStart:
+    """Gives a worker an id that is unique among all groups, then calls the user's `worker_init_fn` with it."""
+
+    def __init__(self, init: Callable[[int], Any] | None, first: int) -> None:
+        self._init, self._first = init, first
+
+    def __call__(self, worker_id: int) -> None:
+        """Set up a worker."""
+        info, number = torch_worker.get_worker_info(), self._first + worker_id
+        if self._first and info is not None:  # the first group has torch's own ids
+            torch_worker._worker_info = changed = copy.copy(info)
+            object.__setattr__(changed, "id", number)
+            object.__setattr__(changed, "num_workers", self._first + info.num_workers)
+        if self._init is not None:
+            self._init(number)

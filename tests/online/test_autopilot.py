@@ -1,0 +1,145 @@
+"""`autopilot` on loaders: what training gets is the same, and workers come where they help."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from autotune.errors import UsageError
+from autotune.online.attach import autopilot
+from autotune.online.epoch import WorkerSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+class Waiting(Dataset[torch.Tensor]):
+    """Samples that wait, with a random augmentation."""
+
+    def __init__(self, seconds: float = 0.0, length: int = 64) -> None:
+        self._seconds, self._length = seconds, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self._seconds)
+        return torch.tensor([float(index), torch.rand(1).item()])
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(8))
+
+
+def run_epochs(workers: int, *, persistent: bool = False, tuned: bool, stop_at: int | None = None) -> list[Any]:
+    torch.manual_seed(7)
+    loader = DataLoader(Waiting(), 8, shuffle=True, num_workers=workers, persistent_workers=persistent)
+    if tuned:
+        autopilot(loader, quiet=True)
+    found = []
+    for _ in range(3):
+        for position, batch in enumerate(loader):
+            found.append(batch.tolist())
+            if position == stop_at:
+                break
+    return [*found, torch.rand(1).item()]
+
+
+@pytest.mark.parametrize("stop_at", [None, 3], ids=["whole epochs", "epochs that end early"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_three_short_epochs_are_bit_identical(persistent: bool, stop_at: int | None) -> None:
+    plain = run_epochs(2, persistent=persistent, tuned=False, stop_at=stop_at)
+    assert run_epochs(2, persistent=persistent, tuned=True, stop_at=stop_at) == plain
+
+
+def test_samples_that_wait_get_workers_and_keep_their_order() -> None:
+    loader = DataLoader(Waiting(0.004, 3200), 8, shuffle=True, generator=torch.Generator().manual_seed(1))
+    autopilot(loader, quiet=True)
+    found = [index for batch in loader for index in batch[:, 0].int().tolist()]
+    assert found == order_without_tuning()
+    state: Any = loader.autopilot_state  # type: ignore[attr-defined]  # of the tuned class
+    assert state.controller.settings.workers > 2
+
+
+def order_without_tuning() -> list[int]:
+    loader = DataLoader(Waiting(0.0, 3200), 8, shuffle=True, generator=torch.Generator().manual_seed(1))
+    return [index for batch in loader for index in batch[:, 0].int().tolist()]
+
+
+def test_the_switch_in_the_environment_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLTUNE_AUTOPILOT", "never")
+    loader = DataLoader(Waiting())
+    assert autopilot(loader) is loader
+    assert type(loader) is DataLoader
+
+
+def test_an_unknown_switch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLTUNE_AUTOPILOT", "maybe")
+    with pytest.raises(UsageError, match="batch, epoch or never"):
+        autopilot(DataLoader(Waiting()))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: DataLoader(Stream()), "an iterable dataset divides its samples"),
+        (lambda: DataLoader(Waiting(), num_workers=1, in_order=False), "in_order=False"),
+        (lambda: OwnIteration(Waiting()), "OwnIteration iterates in its own way"),
+    ],
+    ids=["iterable", "out of order", "own __iter__"],
+)
+def test_a_loader_whose_workers_cannot_change_is_left_with_a_sentence(
+    make: Callable[[], DataLoader[Any]], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = make()
+    cls = type(loader)
+    assert len(list(autopilot(loader))) > 0
+    assert type(loader) is cls
+    assert reason in capsys.readouterr().err
+
+
+class OwnIteration(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return iter([1, 2])
+
+
+@pytest.mark.parametrize("method", ["train_dataloader", "get_train_dataloader"])
+def test_the_training_loader_of_a_library_is_tuned(method: str) -> None:
+    target = SimpleNamespace(**{method: lambda: DataLoader(Waiting(), 8)})
+    assert autopilot(target) is target
+    assert hasattr(getattr(target, method)(), "autopilot_state")
+
+
+def test_a_loader_that_another_one_wraps_is_tuned() -> None:
+    wrapper = SimpleNamespace(base_dataloader=DataLoader(Waiting(), 8))
+    assert autopilot(wrapper) is wrapper
+    assert hasattr(wrapper.base_dataloader, "autopilot_state")
+
+
+def test_a_target_without_a_training_loader_is_an_error() -> None:
+    with pytest.raises(UsageError, match="list has no training loader"):
+        autopilot([1, 2, 3])
+
+
+def test_a_loader_that_a_library_makes_again_from_its_class_is_tuned() -> None:
+    loader = autopilot(DataLoader(Waiting(), 8), quiet=True)
+    again = type(loader)(loader.dataset, batch_size=4)
+    assert hasattr(again, "autopilot_state")
+    assert len(list(again)) == 16
+
+
+def test_persistent_workers_stay_over_epochs() -> None:
+    loader = autopilot(DataLoader(Waiting(), 8, num_workers=2, persistent_workers=True), quiet=True)
+    list(loader)
+    state: Any = loader.autopilot_state  # type: ignore[attr-defined]  # of the tuned class
+    (group,) = state._kept
+    first = [worker.pid for worker in group.iterator._workers]
+    list(loader)
+    assert [worker.pid for worker in state._kept[0].iterator._workers] == first
+    assert state.controller.own == WorkerSettings(2, 2)

@@ -1,0 +1,103 @@
+"""The controller settles on few workers that are as fast as the best, by windows of a simulated run."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from autotune.online.controller import MAX_TRIES, Controller
+from autotune.online.epoch import WorkerSettings
+from autotune.online.model import BatchCosts, Window
+
+CPUS = 2.0
+WORKLOADS = {
+    "samples wait": BatchCosts(waiting=0.09, worker_cpu=0.016, main_cpu=0.002, step=0.004),
+    "decoding": BatchCosts(waiting=0.0, worker_cpu=0.03, main_cpu=0.002, step=0.004),
+    "the step is slow": BatchCosts(waiting=0.02, worker_cpu=0.002, main_cpu=0.002, step=0.05),
+    "in memory": BatchCosts(waiting=0.0, worker_cpu=0.0001, main_cpu=0.001, step=0.002),
+}
+
+
+def simulate(costs: BatchCosts, workers: int, noise: random.Random, seconds: float = 2.0) -> Window:
+    rate = costs.predict(workers, CPUS) * noise.gauss(1.0, 0.01)
+    batches = rate * seconds
+    wait = max(0.0, seconds - batches * costs.step)
+    loaded = batches if workers else 0.0
+    return Window(
+        batches=batches,
+        seconds=seconds,
+        wait_seconds=wait,
+        main_cpu_seconds=batches * costs.main_cpu,
+        worker_batches=loaded,
+        worker_seconds=loaded * (costs.waiting + costs.worker_cpu),
+        worker_cpu_seconds=loaded * costs.worker_cpu,
+    )
+
+
+def no_limit(prefetch: int, running: int) -> int:
+    return 64
+
+
+def settle(costs: BatchCosts, controller: Controller, noise: random.Random) -> int:
+    windows = 0
+    while not controller.is_settled:
+        controller.add(simulate(costs, controller.settings.workers, noise))
+        windows += 1
+    return windows
+
+
+@pytest.mark.parametrize("own", [0, 1, 2, 12, 24])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_it_reaches_nearly_the_best_rate_within_a_few_windows(name: str, own: int) -> None:
+    costs = WORKLOADS[name]
+    best = max(costs.predict(workers, CPUS) for workers in range(1 if own else 0, 65))
+    for seed in range(5):
+        controller = Controller(WorkerSettings(own, 2), WorkerSettings(max(1, own), 2), CPUS, no_limit)
+        assert settle(costs, controller, random.Random(seed)) <= MAX_TRIES + 1
+        assert costs.predict(controller.settings.workers, CPUS) >= 0.9 * best
+
+
+def test_own_settings_that_are_as_fast_as_the_best_stay() -> None:
+    controller = Controller(WorkerSettings(3, 2), WorkerSettings(3, 2), CPUS, no_limit)
+    settle(WORKLOADS["the step is slow"], controller, random.Random(0))
+    assert controller.settings == WorkerSettings(3, 2)
+
+
+def test_samples_in_memory_end_without_workers() -> None:
+    controller = Controller(WorkerSettings(0, 2), WorkerSettings(1, 2), CPUS, no_limit)
+    in_process = BatchCosts(waiting=0.0, worker_cpu=0.0001, main_cpu=0.002, step=0.0002)
+    transferred = replace(in_process, step=0.002)  # returning a batch from a worker takes longer than loading it
+    noise = random.Random(0)
+    while not controller.is_settled:
+        workers = controller.settings.workers
+        window = simulate(transferred if workers else in_process, workers, noise)
+        controller.add(replace(window, wait_seconds=0.9 * window.seconds))
+    assert controller.settings.workers == 0
+
+
+def test_no_more_workers_than_the_limit_are_tried() -> None:
+    controller = Controller(WorkerSettings(0, 2), WorkerSettings(1, 2), CPUS, limit=lambda prefetch, running: 4)
+    settle(WORKLOADS["samples wait"], controller, random.Random(0))
+    assert max(one.workers for one in controller.windows) == 4
+
+
+def test_it_starts_again_when_the_rate_falls_and_the_loop_waits_more() -> None:
+    noise, controller = random.Random(0), Controller(WorkerSettings(2, 2), WorkerSettings(2, 2), CPUS, no_limit)
+    settle(WORKLOADS["the step is slow"], controller, noise)
+    slower = BatchCosts(waiting=0.4, worker_cpu=0.002, main_cpu=0.002, step=0.05)
+    states = []
+    for _ in range(2):
+        controller.add(simulate(slower, controller.settings.workers, noise))
+        states.append(controller.is_settled)
+    assert states == [True, False]
+    settle(slower, controller, noise)
+    assert controller.settings.workers >= 7
+
+
+def test_after_a_failure_the_own_settings_stay() -> None:
+    controller = Controller(WorkerSettings(2, 2), WorkerSettings(2, 2), CPUS, no_limit)
+    controller.add(simulate(WORKLOADS["samples wait"], 2, random.Random(0)))
+    controller.fail("worker died")
+    assert (controller.settings, controller.is_settled) == (WorkerSettings(2, 2), True)

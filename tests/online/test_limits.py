@@ -1,0 +1,36 @@
+"""Limits of added workers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autotune.online.limits import MAX_WORKERS, WorkerLimits
+
+
+def test_without_a_reason_the_most_workers_are_those_that_dltune_searches() -> None:
+    assert WorkerLimits().most_workers(2, 0) == MAX_WORKERS
+
+
+def test_the_users_maximum_counts() -> None:
+    assert WorkerLimits(max_workers=3).most_workers(2, 0) == 3
+
+
+@pytest.mark.parametrize(("running", "most"), [(0, 4), (2, 6)])
+def test_memory_limits_the_workers_that_do_not_run_yet(running: int, most: int) -> None:
+    limits = WorkerLimits(max_memory="250MiB")  # 48 MiB for each, and the batches under way
+    limits.measure_batch(torch.zeros(2**20))
+    assert limits.most_workers(2, running) == most
+
+
+def test_several_processes_share_the_host() -> None:
+    one, two = WorkerLimits(max_memory="400MiB"), WorkerLimits(max_memory="400MiB", processes=2)
+    assert (one.most_workers(2, 0), two.most_workers(2, 0)) == (8, 4)
+    assert two.cpus == one.cpus / 2
+
+
+@pytest.mark.parametrize(("device", "most"), [("cpu", 0), ("meta", MAX_WORKERS)])
+def test_batches_that_fill_shared_memory_allow_no_worker(device: str, most: int) -> None:
+    limits = WorkerLimits()
+    limits.measure_batch({"image": torch.zeros(1, device=device).expand(2**42)})  # takes no memory here
+    assert limits.most_workers(1, 0) == most
