@@ -62,8 +62,7 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
         speedup = f"{_factor(result.speedup)} faster"
         headline = f"{speedup}: {number(base.samples_per_second)} → {rate}"
         throughput += f", {speedup} than {base.description}{_interval(result.speedup_ci95, _factor)}"
-    runs = f"{result.validation_runs} alternating run{'' if result.validation_runs == 1 else 's'}"
-    evidence = f"Validated in {runs}." if profile.is_validated else f"Not validated: {runs}."
+    evidence = f"Validated in {result.validation_runs} alternating runs." if profile.is_validated else "Not validated."
     evidence += "" if profile.is_complete else " Interrupted: the same command continues, unless it has --fresh."
     measured = (("before", base), ("after", result)) if base else (("now", result),)
     times = [(label, samples / max(one.samples_per_second, 1e-9), one.wait_share) for label, one in measured]

@@ -65,7 +65,7 @@ def test_all_lines_but_those_to_paste_fit_the_terminal(width: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"validation_runs": 0, "samples_per_second_ci95": None}, "Not validated: 0 alternating runs."),
+        ({"validation_runs": 0, "samples_per_second_ci95": None}, "Not validated."),
         ({"baseline": None, "speedup": None, "speedup_ci95": None}, "The baseline could not run"),
         ({"speedup": 16.66, "speedup_ci95": (15.0, 123.4)}, "16.7x faster than PyTorch's defaults (95% CI 15.0-123x)"),
         ({"bottleneck": "io"}, "bottleneck now: I/O"),
@@ -77,7 +77,7 @@ def test_the_end_of_a_run_names_the_evidence_and_the_bottleneck(changes: dict[st
 
 def test_an_interrupted_run_names_the_command_that_continues_it() -> None:
     profile = make_profile(is_complete=False, result=make_profile_result(validation_runs=1))
-    words = "Not validated: 1 alternating run. Interrupted: the same command continues, unless it has --fresh."
+    words = "Not validated. Interrupted: the same command continues, unless it has --fresh."
     assert words in render_summary(profile, "dltune.json", width=120)
     assert words in render_profile(profile, "dltune.json")
 
