@@ -32,6 +32,7 @@ from autotune.validation.runs import CandidateRuns, NoiseMonitor, measure_run, v
 
 MIN_RATIO: Final = 0.9  # to the prediction, or to the baseline: profiles that are certainly below are retuned
 MAX_RATIO: Final = 1.25  # to the prediction: a profile that is certainly above was tuned for something else
+MAX_MACHINE_CHANGE: Final = 3.0  # factor of the baseline's throughput; above it, data or step have changed, too
 USUAL_HALF_WIDTH: Final = 0.1  # relative half-width of the interval of a throughput that was measured once
 
 
@@ -55,6 +56,8 @@ class Remeasurement(FrozenModel):
         low, high = self.speedup_ci95 or (1.0, 1.0)
         if high < MIN_RATIO:
             return (f"it is slower than the baseline: {self.speedup:.2f}x ({low:.2f}x-{high:.2f}x)",)
+        if self.machine_change and not 1 / MAX_MACHINE_CHANGE <= self.machine_change <= MAX_MACHINE_CHANGE:
+            return (f"its baseline reaches {self.machine_change:.0%} of its throughput when tuned",)
         low, high = self.ratio_to_prediction_ci95
         if high >= MIN_RATIO and low <= MAX_RATIO:
             return ()

@@ -48,11 +48,10 @@ def find_stored(request: TuningRequest, machine: MachineProfile, *, validated: b
     return None
 
 
-def rebuild_request(profile: TunedProfile, output: str, trials: int | None = None) -> TuningRequest:
+def rebuild_request(profile: TunedProfile, output: str) -> TuningRequest:
     """Return the request that a profile was tuned with, for another run in the current folder."""
-    changes = {"output": output} | ({} if trials is None else {"trials": trials})
     try:
-        return TuningRequest.model_validate(profile.request | changes)
+        return TuningRequest.model_validate(profile.request | {"output": output})
     except ValidationError as error:
         path, reason = explain_invalid(error)
         problem = f"its request is invalid ({'.'.join(path)}: {reason})"

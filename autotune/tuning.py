@@ -62,6 +62,8 @@ def tune(
 ) -> TuningResult:
     """Find the fastest DataLoader configuration for a workload on this machine, and save it.
 
+    The trials of an unfinished run of the same request in the tuned file count, unless the request is `fresh`.
+
     Args:
         request: The tuning request; or a loader, a dataset or a function that returns one, which child processes import
             again by its name in its module.
@@ -69,7 +71,7 @@ def tune(
         machine: The machine; None reads it.
         workload: Profile of the workload; None measures it in a child process.
         progress: Receives the events of the run.
-        earlier: A profile to start from; None continues an unfinished run of the same request, if there is one.
+        earlier: A validated profile, whose best configurations are tried first.
         time_budget: Divides the time that the request allows; None starts with this call.
         supervisor: Starts the processes of trials; None makes one.
         options: Fields of `TuningRequest` and `WorkloadRequest`, if `request` is an object.
@@ -92,9 +94,8 @@ def tune(
     with TrialRunner(request.workload, request.stall_seconds, progress, supervisor) as runner:
         plan = prepare_run(request, machine or read_machine(), workload, runner, progress, time_budget)
         measure = time_budget.timed(raise_on_lost_device(run_trial or runner.run))
-        if earlier is None and not request.fresh:
-            earlier = find_stored(request, plan.machine, validated=False)
-        found = Search(plan, measure, progress, time_budget.allows_trial, earlier).run()
+        unfinished = None if request.fresh else find_stored(request, plan.machine, validated=False)
+        found = Search(plan, measure, progress, time_budget.allows_trial, earlier, unfinished).run()
         time_budget.begin_phase("validation")
         validation = Validation(CandidateRuns(plan.baseline))
         if found.interrupted_by is None and time_budget.allows_runs(1):

@@ -75,6 +75,8 @@ def remeasure_at(profile: TunedProfile, rate: float, baseline_rate: float = 1000
         pytest.param(PROFILE, 1800.0, 1000.0, "", id="as predicted"),
         pytest.param(PROFILE, 1700.0, 1000.0, "", id="within the noise"),
         pytest.param(PROFILE, 900.0, 500.0, "", id="the machine is half as fast"),
+        pytest.param(PROFILE, 252.0, 140.0, "its baseline reaches 14% of its throughput", id="slower samples"),
+        pytest.param(PROFILE, 9000.0, 5000.0, "its baseline reaches 500% of its throughput", id="faster samples"),
         pytest.param(PROFILE, 1800.0, 2500.0, "", id="one run as predicted is sufficient"),
         pytest.param(PROFILE, 1100.0, 1000.0, "it reaches 61% (", id="the speedup is gone"),
         pytest.param(PROFILE, 1500.0, 2000.0, "it is slower than the baseline: 0.75x (", id="slower"),
@@ -139,7 +141,9 @@ def test_a_stored_result_is_found_for_the_same_request_and_machine_class_only(wo
     assert find() is None
 
 
-@pytest.mark.parametrize("changes", [{"is_complete": False}, {"result": make_profile_result(validation_runs=0)}])
+@pytest.mark.parametrize(
+    "changes", [{"is_complete": False}, {"result": make_profile_result(samples_per_second_ci95=None)}]
+)
 def test_an_unvalidated_profile_is_a_run_to_continue_and_no_result(workdir: Path, changes: dict[str, Any]) -> None:
     write_profiles(workdir, make_here(**changes))
     assert find() is None

@@ -222,6 +222,23 @@ def test_an_interrupted_run_is_continued_with_its_trials_by_the_same_request() -
     assert not set(interrupted.configs) & set(continued.configs)
 
 
+def test_an_interrupted_run_from_a_result_keeps_it_and_is_continued_by_the_next() -> None:
+    first, view = run(Bench(saturating)).profile, Stops()
+    assert run(interrupted_after(3), earlier=first).interrupted
+    assert saved() == first
+    assert [one.is_validated for one in read_file(Path("dltune.json")).profiles] == [True, False]
+    last = run(Bench(saturating), earlier=first, progress=view).profile
+    assert view.resumed == 3
+    assert read_file(Path("dltune.json")).profiles == (last,)
+
+
+def test_a_single_validation_run_does_not_replace_a_validated_profile() -> None:
+    first = run(Bench(saturating)).profile
+    again = run_slowly(5.0, make_request(timeout_seconds=20.0, fresh=True))[0].profile
+    assert again.result.validation_runs == 1
+    assert saved() == first
+
+
 @pytest.mark.parametrize("options", [{"fresh": True}, {"epochs": 3}], ids=["fresh", "another request"])
 def test_a_fresh_run_and_another_request_ignore_the_trials_of_an_interrupted_run(options: dict[str, Any]) -> None:
     view = Stops()

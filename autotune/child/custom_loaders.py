@@ -25,6 +25,7 @@ from autotune.settings import SETTINGS, SettingName
 LOADER_SETTINGS: Final[tuple[SettingName, ...]] = tuple(
     name for name in get_args(SettingName) if SETTINGS[name].section == "dataloader"
 )
+SETTABLE: Final[tuple[SettingName, ...]] = (*LOADER_SETTINGS, "worker_threads")
 NEEDING_WORKERS: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context", "timeout")
 LOOPS: Final = ("__iter__", "__next__")
 ITERATORS: Final = (*LOOPS, "_get_iterator", "_index_sampler")
@@ -127,15 +128,20 @@ def rebuild_by_constructor(
             f"{source} returned a {name}, which overrides {', '.join(methods)}, and dltune did not see its constructor "
             f"call. Return the loader as its class makes it, or {REMEDY}."
         )
-    is_settable = {one: takes(cls, one) for one in LOADER_SETTINGS}
+    is_settable = {one: accepts(cls, one) for one in SETTABLE}
     if not is_settable["num_workers"]:
         raise UsageError(
             f"{source} returned a {name}, whose __init__ does not accept num_workers. Let it accept the settings of "
             f"DataLoader, or **kwargs, and pass them on to DataLoader; or {REMEDY}."
         )
     is_settable["batch_size"] |= baseline.dataloader.batch_size is None  # a batch sampler sets it
-    fixed = {one: SETTINGS[one].read(baseline) for one in LOADER_SETTINGS if not is_settable[one]}
+    fixed = {one: SETTINGS[one].read(baseline) for one in SETTABLE if not is_settable[one]}
     return check_epochs(CustomLoader(name, cls, arguments, fixed), made, ends)
+
+
+def accepts(maker: Callable[..., Any], setting: SettingName) -> bool:
+    """Return whether a loader class or function accepts a setting; threads of workers are limited by a function."""
+    return takes(maker, "worker_init_fn" if setting == "worker_threads" else setting)
 
 
 def list_overrides(cls: type) -> list[str]:

@@ -48,7 +48,8 @@ class TrialServer:
     def __init__(self, channel: Channel, world: RankEnv | None = None) -> None:
         self._channel, self._world, self._ranks = channel, world, RankSync()
         self._role: messages.Role = "main"
-        self._where, self._in_step = "import", False
+        self._where: messages.Stage = "import"
+        self._in_step = False
         self._trial: TrialRun | None = None
         self._warm_batch_sizes: set[int | None] = set()  # of the step
         self._before: set[object] = set()  # threads and processes that were alive before the trial
@@ -172,7 +173,7 @@ class TrialServer:
             raise ProcessUnusableError("has batches left in /dev/shm that were not fetched")
 
     def _report_failure(self, error: BaseException) -> messages.FailureReport:
-        where = "running step" if self._in_step else self._where
+        where: messages.Stage = "running step" if self._in_step else self._where
         where = "ranks" if isinstance(error, RankLostError) else where
         text = name_error(error)
         if where == "probe" and self._role == "main" and isinstance(error, Exception):

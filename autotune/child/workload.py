@@ -16,7 +16,9 @@ from torch.utils.data.distributed import DistributedSampler
 from autotune.child.custom_loaders import (
     LOADER_SETTINGS,
     REMEDY,
+    SETTABLE,
     CustomLoader,
+    accepts,
     check_epochs,
     describe,
     read_setting,
@@ -29,7 +31,7 @@ from autotune.child.loader import IterableLoader, is_forking
 from autotune.child.sample_counts import SampleCountTracker
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
-from autotune.profiles.loaders import WITHOUT_WORKERS, list_parameters, takes
+from autotune.profiles.loaders import WITHOUT_WORKERS, list_parameters
 from autotune.request import Workload, WorkloadRequest
 from autotune.settings import SETTINGS, SettingName, config_from_values
 
@@ -140,7 +142,7 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
         is_several = request.split is not None or isinstance(made, Mapping | list | tuple)
         return choose_split(made, request.split, name) if is_several else made
 
-    fixed = [one for one in LOADER_SETTINGS if one in given or not takes(function, one)]
+    fixed = [one for one in SETTABLE if one in given or not accepts(function, one)]
     own = CustomLoader(name, make, arguments, dict.fromkeys(fixed))
     made = own.make(required)
     known = {one: defaults[one] for one in LOADER_SETTINGS if type(defaults.get(one)) in (int, bool)}

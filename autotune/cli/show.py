@@ -86,19 +86,26 @@ def export(file: str, profile: str | None, to: Target, output: str | None, force
 
 
 @click.command(
-    params=[click.Argument(["files"], metavar="A B...", nargs=-1, required=True), OUTPUT, FORCE],
+    params=[
+        click.Argument(["files"], metavar="A B...", nargs=-1, required=True),
+        option("-o --output FILE", "Tuned file to add the profiles to. Default: stdout."),
+    ],
     epilog=epilog("dltune merge a100.json h100.json cpu.json -o dltune.json", codes=CODES),
 )
-def merge(files: tuple[str, ...], output: str | None, force: bool) -> None:
+def merge(files: tuple[str, ...], output: str | None) -> None:
     """Combine the profiles of several tuned files into one.
 
     Of profiles of the same workload and machine class, the newest is taken.
     """
     with exit_on_error():
-        from autotune.profiles.store import format_file, merge_profiles, read_file
+        from autotune.profiles.store import format_file, merge_profiles, read_file, update_file
 
-        merged = merge_profiles([read_file(Path(file)) for file in files])
-        write_or_print(format_file(merged), output, force=force)
+        found = [read_file(Path(file)) for file in files]
+        if output is None:
+            print_result(format_file(merge_profiles(found)))
+        else:
+            update_file(Path(output), lambda stored: merge_profiles([stored, *found]))
+            print_error(f"Wrote {output}.")
 
 
 def name_in(file: str, workload_id: str) -> str | None:
@@ -108,7 +115,7 @@ def name_in(file: str, workload_id: str) -> str | None:
     return workload_id if {one.workload_id for one in read_profiles(Path(file))} - {workload_id} else None
 
 
-def write_or_print(text: str, output: str | None, *, force: bool, source: str | None = None) -> None:
+def write_or_print(text: str, output: str | None, *, force: bool, source: str) -> None:
     """Print a text, or write it to a file: never the source, and only with `force` over a file that is no report."""
     from autotune.profiles.store import write_atomically
 
@@ -116,7 +123,7 @@ def write_or_print(text: str, output: str | None, *, force: bool, source: str | 
         print_result(text)
         return
     path = Path(output)
-    if source is not None and path.resolve() == Path(source).resolve():
+    if path.resolve() == Path(source).resolve():
         raise OutputError(f"{path} is the tuned file itself. Pass another --output.")
     try:
         if path.exists() and not force and not any(mark in path.read_bytes() for mark in REPORT_MARKS):

@@ -98,6 +98,7 @@ def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tun
 
     with raise_on_signals():
         with SupervisorClient(request.workload.nproc_per_node) as supervisor:  # imports torch meanwhile
+            from autotune.profiles.store import read_profiles
             from autotune.report.render import render_summary
             from autotune.tuning import tune
 
@@ -106,7 +107,9 @@ def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tun
                 progress.show_result(found.profile)
         with defer_interrupts():
             name, width = name_in(request.output, found.profile.workload_id), get_terminal_size((100, 24)).columns
-            text = render_summary(found.profile, request.output, width=width, interrupted=found.interrupted, name=name)
+            stored = (one for one in read_profiles(Path(request.output)) if one.id == found.profile.id)
+            in_use = next((one for one in stored if one.is_validated), None)
+            text = render_summary(found.profile, request.output, width=width, name=name, in_use=in_use)
             document = found.profile.model_dump_json(indent=2)
             print_result(document if options["json"] else text, f" The result is in {request.output}.")
     if found.interrupted:
@@ -116,14 +119,13 @@ def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tun
 @click.command(
     params=[
         *(FILE, PROFILE),
-        option("--trials N", "Maximum number of trials. Default: as before."),
         option("-o --output FILE", "File for the result. Default: the tuned file itself."),
         *OUTPUT,
     ],
     context_settings={"auto_envvar_prefix": "DLTUNE"},
-    epilog=epilog("dltune retune", "dltune check --max-age 30d || dltune retune --trials 20 --quiet", codes=TUNES),
+    epilog=epilog("dltune retune", "dltune check --max-age 30d || dltune retune --quiet", codes=TUNES),
 )
-def retune(file: str, profile: str | None, trials: int | None, output: str | None, **options: Any) -> None:
+def retune(file: str, profile: str | None, output: str | None, **options: Any) -> None:
     """Re-tune a profile with its options, starting from its settings.
 
     On another class of machine, the search starts from scratch, and the result is saved as a profile of its own. The
@@ -136,7 +138,7 @@ def retune(file: str, profile: str | None, trials: int | None, output: str | Non
 
         earlier = select_profile(Path(file), profile)
         warn_if_others_can_write(Path(file))
-        _run_and_print(rebuild_request(earlier, output or file, trials), options, earlier)
+        _run_and_print(rebuild_request(earlier, output or file), options, earlier)
 
 
 @click.command(
@@ -168,7 +170,10 @@ def check(file: str, profile: str | None, max_age: float | None, quick: bool, no
 
 def describe_check(found: CheckResult, file: str) -> str:
     """Describe the result of a check: whether it is valid, the reasons, and other differences."""
-    state = "is still valid" if found.is_valid else f"is out of date. Run: dltune retune {file}"
+    from autotune.report.render import format_command
+
+    name = name_in(file, found.profile.partition("/")[2])
+    state = "is still valid" if found.is_valid else f"is out of date. Run: {format_command('retune', file, name)}"
     lines = [f"Profile {found.profile} {state}", *found.reasons, *(f"info: {one}" for one in found.info)]
     if (now := found.remeasured) is not None:
         rate = f"{format_rate(now.samples_per_second)} of the predicted {format_rate(now.predicted)}"

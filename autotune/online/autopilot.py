@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WINDOW_SECONDS: Final = 1.5
 MAX_WINDOW_SECONDS: Final = 6.0  # for few, slow batches
 ROUNDS: Final = 3  # batches of each worker in a window
-WATCH_SECONDS: Final = 30.0  # a window after it has settled
+WATCH_SECONDS: Final = 30.0  # a window after it has converged
 PAUSE_SECONDS: Final = 1.0  # between two batches, in which the training validates or saves, not steps
 PAUSE_STEPS: Final = 10.0  # and this many times the mean step
 
@@ -102,7 +102,7 @@ class Autopilot:
         assert self._began is not None
         self._due = epoch.delivered + max(self.controller.settings.workers, 4)  # whole rounds of workers
         seconds, batches = time.perf_counter() - self._began.seconds, epoch.delivered - self._began.batches
-        least = WATCH_SECONDS if self.controller.is_settled else WINDOW_SECONDS
+        least = WATCH_SECONDS if self.controller.has_converged else WINDOW_SECONDS
         is_long = seconds >= least and batches >= ROUNDS * max(1, self.controller.settings.workers)
         if not is_long and seconds < max(least, MAX_WINDOW_SECONDS):
             return
@@ -112,7 +112,7 @@ class Autopilot:
         self._is_changing = self.controller.add(window) != before
         if self._is_changing:
             self._change(epoch)
-        if self.controller.is_settled:
+        if self.controller.has_converged:
             self._report()
 
     def _change(self, epoch: Epoch) -> None:
@@ -141,9 +141,9 @@ class Autopilot:
         (workers, _), (own, _) = controller.settings, controller.own
         if controller.failure:
             return f"added workers failed ({controller.failure}); training continues with num_workers={own}."
-        now = controller.settled
+        now = controller.final_window
         if now is None:
-            return f"has not settled; num_workers={workers} at the end."
+            return f"has not converged; num_workers={workers} at the end."
         then = controller.windows.get(controller.own)
         rate = then.rate if then else controller.costs.predict(own, self._limits.cpus) if controller.costs else 0.0
         if controller.settings == controller.own:

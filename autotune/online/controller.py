@@ -15,8 +15,8 @@ WORTHWHILE_GAIN: Final = 1.05  # predicted, to load in the training process
 MIN_WAIT_SHARE: Final = 0.05  # below it, more workers cannot help
 BUSY_SHARE: Final = 0.92  # of the CPUs, above which more workers cannot help
 FEWER_RATIO: Final = 0.93  # of the best, which fewer workers are predicted to keep
-DRIFT_RATIO: Final = 0.9  # of the rate when it settled
-DRIFT_WAIT: Final = 0.05  # more of the time waiting than when it settled
+DRIFT_RATIO: Final = 0.9  # of the rate when it converged
+DRIFT_WAIT: Final = 0.05  # more of the time waiting than when it converged
 MAX_DRIFTS: Final = 3
 
 
@@ -37,22 +37,22 @@ class Controller:
         self.own, self.settings, self._cpus, self._limit = own, start, cpus, limit
         self.windows: dict[WorkerSettings, Window] = {}
         self.costs: BatchCosts | None = None
-        self.is_settled = False
+        self.has_converged = False
         self.failure = ""
         self._low_windows, self._drifts = 0, 0
 
     @property
-    def settled(self) -> Window | None:
+    def final_window(self) -> Window | None:
         """The window of the settings that it stays with; None while it tries others."""
-        return self.windows.get(self.settings) if self.is_settled else None
+        return self.windows.get(self.settings) if self.has_converged else None
 
     def fail(self, reason: str) -> None:
         """Return to the user's settings, and try no others: added workers failed."""
-        self.settings, self.failure, self.is_settled = self.own, reason, True
+        self.settings, self.failure, self.has_converged = self.own, reason, True
 
     def add(self, window: Window) -> WorkerSettings:
         """Take a window with the current settings into account; return the settings of the next one."""
-        if (before := self.settled) is not None:
+        if (before := self.final_window) is not None:
             return self._watch(window, before)
         is_first = not self.windows
         self.windows[self.settings] = window
@@ -62,12 +62,12 @@ class Controller:
         chosen = min(good, key=lambda one: (one != self.own, one.workers, one.prefetch))
         new = [] if len(self.windows) >= MAX_TRIES else self._propose(window, chosen, is_first)
         new = [one for one in new if one not in self.windows]
-        self.is_settled = not new
+        self.has_converged = not new
         self.settings = new[0] if new else chosen
         return self.settings
 
     def _propose(self, window: Window, chosen: WorkerSettings, is_first: bool) -> list[WorkerSettings]:
-        """List settings to try, the most promising first."""
+        """List settings to try, the most likely first."""
         costs, (workers, prefetch), cpus = self.costs, self.settings, self._cpus
         if costs is None:
             return []
@@ -86,11 +86,11 @@ class Controller:
         return [WorkerSettings(one, prefetch) for one in tries if one <= most]
 
     def _watch(self, window: Window, before: Window) -> WorkerSettings:
-        """Compare a window with the one in which it settled; start again after two that are slower and wait more."""
+        """Compare a window with the one in which it converged; start again after two that are slower and wait more."""
         is_low = window.rate < DRIFT_RATIO * before.rate and window.wait_share > before.wait_share + DRIFT_WAIT
         self._low_windows = self._low_windows + 1 if is_low else 0
         if self._low_windows == 2 and self._drifts < MAX_DRIFTS and not self.failure:
-            self.windows, self.is_settled = {}, False
+            self.windows, self.has_converged = {}, False
             self._low_windows, self._drifts = 0, self._drifts + 1
             return self.add(window)
         return self.settings

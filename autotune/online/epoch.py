@@ -136,13 +136,13 @@ class Epoch:
         """
         if self._unassigned or self.failure:
             return False
-        room = settings.workers
+        missing = settings.workers
         for group in sorted(self._list_open(), key=lambda one: -one.settings.workers):
-            fits = 0 < group.settings.workers <= room and group.settings.prefetch == settings.prefetch
+            fits = 0 < group.settings.workers <= missing and group.settings.prefetch == settings.prefetch
             group.is_open = fits
-            room -= group.settings.workers * fits
-        if room or not settings.workers:
-            self._add(WorkerSettings(room, settings.prefetch))
+            missing -= group.settings.workers * fits
+        if missing or not settings.workers:
+            self._add(WorkerSettings(missing, settings.prefetch))
         for group in [one for one in self._groups if not one.is_open and not one.pending]:
             self._remove(group)
         return True

@@ -118,7 +118,10 @@ def select_profile(
         raise ProfileError(f"{path} has no profile {name!r}; it has {', '.join(titles)}.")
     if len(titles) > 1:
         example = f"profile={json.dumps(titles[0])} or --profile {shlex.quote(titles[0])}"
-        raise ProfileError(f"{path} has profiles of several workloads: {', '.join(titles)}. Name one with {example}.")
+        raise ProfileError(
+            f"{path} has profiles of several workloads: {', '.join(titles)}. Name one with {example}; "
+            "dltune show lists them."
+        )
 
     def rank(profile: TunedProfile) -> tuple[Any, ...]:
         other_processes = nproc_per_node not in (None, profile.workload.nproc_per_node)
@@ -129,11 +132,11 @@ def select_profile(
 
 
 def _list_titles(profiles: Iterable[TunedProfile]) -> list[str]:
-    """Return a name for each workload; workloads that differ only in their arguments are named by their ids."""
+    """Return a name for each workload; those that differ only in their arguments or step are named by their ids."""
     titles: dict[str, dict[str, str]] = {}
     for one in profiles:
         same = titles.setdefault(one.label or one.workload.title, {})
-        same[json.dumps(one.workload.dataset_args, sort_keys=True)] = one.workload_id
+        same[json.dumps([one.workload.dataset_args, one.workload.step], sort_keys=True)] = one.workload_id
     return [name for title, same in titles.items() for name in ([title] if len(same) == 1 else same.values())]
 
 

@@ -193,8 +193,8 @@ class TunedProfile(Configured):
 
     @property
     def is_validated(self) -> bool:
-        """Whether its throughput was measured in fresh processes, in a run that came to its end."""
-        return self.is_complete and self.result.validation_runs > 0
+        """Whether fresh processes measured its throughput often enough for an interval, in a run that ended."""
+        return self.is_complete and self.result.samples_per_second_ci95 is not None
 
 
 class TunedFile(FrozenModel):

@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -79,9 +79,15 @@ def _join(profiles: Iterable[TunedProfile]) -> TunedFile:
 
 
 def save_profile(path: Path, *profiles: TunedProfile, lock_seconds: float = 30.0) -> None:
-    """Save profiles in a tuned file, in place of those with the same id, and keep the others.
+    """Save profiles in a tuned file, in place of those with the same id, and keep the others; raises as `update_file`.
 
     A profile that is not validated is saved next to the validated one with its id, which stays in use.
+    """
+    update_file(path, lambda stored: _join((*stored.profiles, *profiles)), lock_seconds)
+
+
+def update_file(path: Path, change: Callable[[TunedFile], TunedFile], lock_seconds: float = 30.0) -> None:
+    """Replace the content of a tuned file, empty if it does not exist, by that which `change` returns.
 
     Raises:
         ProfileError: The path holds something other than a tuned file, which is left unchanged.
@@ -91,8 +97,8 @@ def save_profile(path: Path, *profiles: TunedProfile, lock_seconds: float = 30.0
     real = Path(os.path.realpath(path))  # all symlinks to a file share its lock
     try:
         with _lock(real, lock_seconds):
-            stored = read_file(path).profiles if path.exists() else ()
-            text, limit = format_file(_join((*stored, *profiles))), format_bytes(MAX_FILE_BYTES)
+            text = format_file(change(read_file(path) if path.exists() else TunedFile()))
+            limit = format_bytes(MAX_FILE_BYTES)
             if len(text.encode()) > MAX_FILE_BYTES:
                 raise OutputError(f"{path} would exceed {limit}. Choose another file with --output.")
             write_atomically(real, text)

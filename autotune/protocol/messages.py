@@ -32,6 +32,7 @@ MAX_PAUSE_SECONDS: Final = 10.0  # within a message, before the connection count
 MEASURING_PHASE: Final = "measuring"  # of a trial
 
 Role = Literal["main", "workers"]
+Stage = Literal["import", "device", "ranks", "dataset", "step", "probe", "trial", "running step"]
 NewProcess = Literal["fork", "interpreter"]
 
 
@@ -129,7 +130,7 @@ class FailureReport(FrozenModel):
     """Child to parent: user code or torch raised an exception."""
 
     op: Literal["failed"] = "failed"
-    where: str  # import, device, ranks, dataset, step, probe, trial or running step
+    where: Stage
     error: LongText  # type and message
     details: LongText = ""  # traceback
     on_device: bool = False  # whether the process uses an accelerator

@@ -25,22 +25,27 @@ _LINKS: Final = re.compile(r"://|www\.|@|#\d", re.IGNORECASE)  # GitHub makes li
 
 
 def render_summary(
-    profile: TunedProfile, file: str, *, width: int = WIDTH, interrupted: bool = False, name: str | None = None
+    profile: TunedProfile, file: str, *, width: int = WIDTH, name: str | None = None, in_use: TunedProfile | None = None
 ) -> str:
     """Write the end of a run: the result, at most one tip and one warning, and lines to paste.
 
     Only lines to paste are wider than `width` columns; `name` selects the profile if the file holds several workloads.
+    `in_use` is the validated profile of the same id in the file, which stays in use if this one is not validated.
     """
     report, is_change = make_report(profile, file, name), profile.result.decision == "faster"
     result = [_arguments(profile) if is_change else f"{report.headline}.", report.throughput, report.brief]
-    result += [report.evidence] if interrupted or not profile.is_validated else []
+    result += [] if profile.is_validated else [report.evidence]
     rows = list(zip(["Result  ", *[_INDENT] * 3], result, strict=False))
     rows += [("Tip     ", tip) for tip in report.advice[:1]] + [("Warning ", text) for text in report.warnings[:1]]
     kinds = (("tip", len(report.advice) - 1), ("warning", len(report.warnings) - 1))
     left = " and ".join(f"{count} more {kind}{'s' * (count > 1)}" for kind, count in kinds if count > 0)
-    more = f" {left}: {_command('show', file, name)}." if left else ""
+    more = f" {left}: {format_command('show', file, name)}." if left else ""
     saved = f"Saved to {file} in {format_seconds(profile.search.seconds)}.{more}"
-    rows.append(("", f"{saved} Report: {_command('report', file, name)}"))
+    rows.append(("", f"{saved} Report: {format_command('report', file, name)}"))
+    if in_use is not None and not profile.is_validated:
+        when = f"{in_use.created_at:%Y-%m-%d}"
+        rows.append(("", f"The profile validated on {when} stays in use: only a validated one replaces it."))
+        is_change = False
     return "\n".join([*_fold(rows, width), *(_usage(report) if is_change else [])])
 
 
@@ -73,7 +78,8 @@ def _arguments(profile: TunedProfile) -> str:
     return format_arguments(profile.config, with_batch_size=len(sizes) > 1)
 
 
-def _command(verb: str, file: str, name: str | None) -> str:
+def format_command(verb: str, file: str, name: str | None) -> str:
+    """Write a command about a profile of a file; `name` selects it if the file holds several workloads."""
     return shlex.join(["dltune", verb, *([file] * (file != "dltune.json")), *(["--profile", name] if name else [])])
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from autotune.errors import UsageError, WorkloadError
 from autotune.protocol.budgets import DEVICE_MEMORY, Budgets
 from autotune.protocol.measurement import CODE_FAILURES, TrialKind, TrialResult
-from autotune.protocol.messages import FailureReport, Report, TrialReport, TrialRequest
+from autotune.protocol.messages import FailureReport, Report, Stage, TrialReport, TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.hangs import FORKED_LOCK, HangReport
 from autotune.runner.resources import ResourceUsage
@@ -277,7 +277,7 @@ def start_error(reply: Reply, workload: WorkloadRequest) -> UsageError | Workloa
     for ours in (UsageError, WorkloadError):
         if kind.rpartition(".")[2] == ours.__name__:
             return ours(message)
-    sources = {
+    sources: dict[Stage, str] = {
         "running step": f"The training step ({workload.describe_step()}) failed on a batch",
         "step": f"The step factory {workload.step} failed",
         "dataset": f"The dataset factory {workload.dataset} failed",

@@ -1,6 +1,6 @@
 """Search loop: asks for configurations and measures them until no further gain is expected.
 
-With any sampler, the cost model decides whether a gain is expected; `random` goes on to the limits.
+With any sampler but `random`, the cost model decides whether a gain is expected. All end at the upper bound.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_OUTLIERS: Final = 3  # measured again, in a run
 UPPER_BOUND_SHARE: Final = 0.98  # of the upper bound; nothing is to be gained above it
 MIN_EXPECTED_GAIN: Final = 0.015  # share of the best; the search ends if no untried candidate has more
 MIN_DESPITE_FLAW: Final = 6  # completed trials from which the search goes on although some samples fail
-MIN_TRIALS: Final = 6  # completed before expectations may end the search: the first few correct the model
+MIN_TRIALS: Final = 6  # completed before expectations may end the search: more than the seeds of an earlier run
 PATIENCE_TRIALS: Final = 4  # without improvement, after which the search ends
 SAMPLER_PATIENCE_TRIALS: Final = 10  # of Optuna's samplers, which know only the trials
 WARM_PATIENCE_TRIALS: Final = 2  # of a search that starts from an earlier result
@@ -56,8 +56,8 @@ class SearchOutcome(NamedTuple):
 class Search:
     """Tries configurations until no further gain is expected, or the search is interrupted.
 
-    `has_time` returns, from the number of trials, whether another one may begin. If `earlier` is the profile of an
-    interrupted run, its trials count as trials of this search; of a complete run the best configurations come first.
+    `has_time` returns, from the number of trials, whether another one may begin. The best configurations of `earlier`,
+    a validated profile, come first. Trials of `unfinished`, the profile of an interrupted run, count as this search's.
     """
 
     def __init__(
@@ -67,9 +67,11 @@ class Search:
         progress: ProgressListener,
         has_time: Callable[[int], bool] = lambda tried: True,
         earlier: TunedProfile | None = None,
+        unfinished: TunedProfile | None = None,
     ) -> None:
         self._plan, self._run_trial, self._progress, self._has_time = plan, run_trial, progress, has_time
-        self._earlier, self._records, self._model = earlier, list[TrialRecord](), TrialModel(plan)
+        self._earlier, self._unfinished = earlier, unfinished
+        self._records, self._model = list[TrialRecord](), TrialModel(plan)
         self._check = FailureCheck(plan.candidates, self._run_to_the_end)
         self._remeasured: set[LoaderConfig] = set()
         self._since_improvement = self._repeats = 0
@@ -103,10 +105,10 @@ class Search:
 
     def _load(self) -> None:
         """Learn from the trials of the study, and from those of an interrupted run here, which are added to it."""
-        earlier, stored, added = self._earlier, study.read_records(self._study, self._plan.space), list[TrialSummary]()
-        if earlier is not None and not earlier.is_validated and earlier.hardware == self._plan.hardware:
+        stored, added = study.read_records(self._study, self._plan.space), list[TrialSummary]()
+        if (unfinished := self._unfinished) is not None and unfinished.hardware == self._plan.hardware:
             known = {record.config for record in stored}
-            works = [one for one in earlier.search.trials if one.samples_per_second and one.outcome != "failed"]
+            works = [one for one in unfinished.search.trials if one.samples_per_second and one.outcome != "failed"]
             added = [one for one in works if self._plan.space.nearest(one.config) == one.config not in known]
         if stored or added:
             self._progress.show_resumed(len(stored) + len(added))
@@ -128,7 +130,7 @@ class Search:
         others.sort(key=lambda config: config.dataloader.num_workers > 0)
         self._first = list(dict.fromkeys([baseline, *others]))
         patience = PATIENCE_TRIALS if plan.request.sampler == "model" else SAMPLER_PATIENCE_TRIALS
-        self._min_trials, self._patience = (len(self._first), WARM_PATIENCE_TRIALS) if seeds else (MIN_TRIALS, patience)
+        self._patience = WARM_PATIENCE_TRIALS if seeds else patience
         seed = (plan.request.seed + len(self._records)) % SEED_COUNT  # a continued run draws other configurations
         self._study.sampler = study.make_sampler(plan.request.sampler, seed)
 
@@ -151,7 +153,7 @@ class Search:
             return ""
         if (proposal := model.propose()) is None:
             return "every configuration within the limits was tried"
-        if model.feasible_count < self._min_trials:
+        if model.feasible_count < MIN_TRIALS:
             return ""
         if proposal.gain < MIN_EXPECTED_GAIN:
             return f"no other configuration is expected to gain {MIN_EXPECTED_GAIN:.1%} or more"

@@ -124,8 +124,8 @@ def explain_errors(request: TuningRequest, action: str = "used any more") -> Ite
 
 
 def hide_password(url: str) -> str:
-    """Return a storage URL without its password."""
-    url = re.sub(r"://([^:/@]*):[^@]*@", r"://\1:***@", url)
+    """Return a storage URL, or a text with one, without its password."""
+    url = re.sub(r"://([^:/]*):\S*@", r"://\1:***@", url)  # the name of a user may contain an @
     return re.sub(r"([?&]\w*(?:password|passwd|pwd)=)[^&#]*", r"\1***", url, flags=re.IGNORECASE)
 
 

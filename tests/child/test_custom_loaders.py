@@ -108,7 +108,8 @@ def test_a_method_that_collates_is_that_of_the_rebuilt_loader_also_in_a_spawned_
 
 def test_settings_that_a_class_does_not_accept_are_left_to_it() -> None:
     workload = load("PicksItsPrefetch", num_workers=1)
-    assert workload.fixed == {"prefetch_factor": 5, "persistent_workers": True, "pin_memory": False, "in_order": True}
+    own_values = {"prefetch_factor": 5, "persistent_workers": True, "pin_memory": False, "in_order": True}
+    assert workload.fixed == own_values | {"worker_threads": None}
     assert "Settings that it does not accept: prefetch_factor=5" in (workload.note or "")
     loader: Any = build_loader(workload, make_config(2, 5, 6))
     assert (loader.num_workers, loader.batch_size) == (2, 6)
@@ -195,7 +196,8 @@ def test_the_loader_of_default_arguments_is_the_baseline() -> None:
     workload = load_function("make_of_settings")
     assert workload.baseline is not None
     assert workload.baseline.dataloader == DataLoaderSettings(batch_size=6)
-    assert workload.fixed == {"pin_memory": False, "persistent_workers": False, "in_order": True}
+    own_values = {"pin_memory": False, "persistent_workers": False, "in_order": True}
+    assert workload.fixed == own_values | {"worker_threads": None}  # it takes no worker_init_fn
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from autotune.cli.main import cli
 from autotune.cli.tune import describe_check
 from autotune.config import ProcessSettings
 from autotune.profiles.schema import TunedFile
+from autotune.profiles.store import read_file
 from tests.builders import make_full_profile, make_hardware, make_profile, write_profiles
 
 pytestmark = pytest.mark.usefixtures("workdir")
+NEWER = make_profile(created_at=make_profile().created_at + timedelta(days=1))
 
 
 def invoke(*arguments: str, **environment: str) -> Result:
@@ -118,16 +121,36 @@ def test_merge_joins_the_profiles_of_several_machines() -> None:
     assert result.exit_code == 0, result.output
     merged = TunedFile.model_validate_json(Path("all.json").read_text())
     assert sorted(one.hardware.usable_cpus for one in merged.profiles) == [4.0, 8.0]
-    assert invoke("merge", "one/dltune.json", "-o", "all.json").exit_code == 1
     assert '"profiles"' in invoke("merge", "one/dltune.json").stdout
+
+
+def test_merge_adds_to_its_output_and_replaces_nothing_newer_or_of_another_kind() -> None:
+    write_profiles(Path(), NEWER, make_profile(label="other"))
+    Path("older").mkdir()
+    write_profiles(Path("older"), make_profile(), make_profile(label="new"))
+    assert invoke("merge", "older/dltune.json", "-o", "dltune.json").exit_code == 0
+    profiles = read_file(Path("dltune.json")).profiles
+    assert {one.workload_id: one.created_at for one in profiles} == {
+        NEWER.workload_id: NEWER.created_at,
+        **dict.fromkeys(("other", "new"), make_profile().created_at),
+    }
+    Path("notes.json").write_text("mine")
+    assert invoke("merge", "dltune.json", "-o", "notes.json").exit_code == 2
+    assert Path("notes.json").read_text() == "mine"
 
 
 def test_check_without_the_workload_compares_the_machine() -> None:
     save()
     result = invoke("check", "--no-workload")
     assert result.exit_code == 1
-    assert "is out of date. Run: dltune retune dltune.json" in result.stdout
+    assert "is out of date. Run: dltune retune\n" in result.stdout
     assert not json.loads(invoke("check", "--no-workload", "--json").stdout)["is_valid"]
+
+
+def test_a_check_of_one_of_several_workloads_names_it_in_the_command_to_run() -> None:
+    write_profiles(Path(), make_profile(label="train"), make_profile(label="val"))
+    result = invoke("check", "--no-workload", "--profile", "val")
+    assert "Run: dltune retune --profile val\n" in result.stdout
 
 
 def test_an_error_of_a_check_is_no_reason_to_retune() -> None:
@@ -147,7 +170,7 @@ def test_a_check_reports_the_new_measurement() -> None:
     )
     found = CheckResult(profile="mine", is_valid=False, reasons=("age 40 days",), remeasured=measured)
     assert describe_check(found, "dltune.json").splitlines() == [
-        "Profile mine is out of date. Run: dltune retune dltune.json",
+        "Profile mine is out of date. Run: dltune retune",
         "  age 40 days",
         "  re-measured: 900/s of the predicted 1,800/s, 3.00x faster than the baseline; "
         "the baseline reaches 110% of before",

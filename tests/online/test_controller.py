@@ -42,7 +42,7 @@ def no_limit(prefetch: int, running: int) -> int:
 
 def settle(costs: BatchCosts, controller: Controller, noise: random.Random) -> int:
     windows = 0
-    while not controller.is_settled:
+    while not controller.has_converged:
         controller.add(simulate(costs, controller.settings.workers, noise))
         windows += 1
     return windows
@@ -70,7 +70,7 @@ def test_samples_in_memory_end_without_workers() -> None:
     in_process = BatchCosts(waiting=0.0, worker_cpu=0.0001, main_cpu=0.002, step=0.0002)
     transferred = replace(in_process, step=0.002)  # returning a batch from a worker takes longer than loading it
     noise = random.Random(0)
-    while not controller.is_settled:
+    while not controller.has_converged:
         workers = controller.settings.workers
         window = simulate(transferred if workers else in_process, workers, noise)
         controller.add(replace(window, wait_seconds=0.9 * window.seconds))
@@ -90,7 +90,7 @@ def test_it_starts_again_when_the_rate_falls_and_the_loop_waits_more() -> None:
     states = []
     for _ in range(2):
         controller.add(simulate(slower, controller.settings.workers, noise))
-        states.append(controller.is_settled)
+        states.append(controller.has_converged)
     assert states == [True, False]
     settle(slower, controller, noise)
     assert controller.settings.workers >= 7
@@ -100,4 +100,4 @@ def test_after_a_failure_the_own_settings_stay() -> None:
     controller = Controller(WorkerSettings(2, 2), WorkerSettings(2, 2), CPUS, no_limit)
     controller.add(simulate(WORKLOADS["samples wait"], 2, random.Random(0)))
     controller.fail("worker died")
-    assert (controller.settings, controller.is_settled) == (WorkerSettings(2, 2), True)
+    assert (controller.settings, controller.has_converged) == (WorkerSettings(2, 2), True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
-from torch.utils.data import BatchSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from autotune.config import ProcessSettings
 from autotune.errors import ProfileError, UsageError
@@ -147,6 +147,13 @@ class TestMakeLoader:
             tuned.make_loader(DATA, shuffle=True)
         assert tuned.make_loader(DATA, batch_size=5).batch_size == 5
         assert tuned.make_loader(DATA, batch_size=None).batch_size is None
+
+    def test_a_profile_without_a_batch_size_keeps_that_of_the_users_loader(self) -> None:
+        tuned = make_tuned(dataloader=make_config(2, batch_size=None).dataloader)
+        own_batches = BatchSampler(SequentialSampler(DATA), batch_size=3, drop_last=False)
+        for loader in (DataLoader(DATA, batch_size=3), DataLoader(DATA, batch_sampler=own_batches)):
+            again = tuned.apply_to(loader)
+            assert (again.num_workers, len(again)) == (2, len(loader))
 
     def test_a_measured_number_of_workers_gives_no_warning(self) -> None:
         with warnings.catch_warnings(record=True) as caught:

@@ -110,7 +110,7 @@ def test_the_profile_of_the_nearest_machine_is_selected_not_the_newest(tmp_path:
     [
         ({"hardware": make_hardware(usable_cpus=64.0)}, {"hardware": make_hardware(**GPU), "created_at": NOW}),
         ({}, {"is_complete": False, "created_at": NOW}),
-        ({"created_at": NOW}, {"created_at": NOW - timedelta(days=1), "workload": {"step": "other"}}),
+        ({"created_at": NOW}, {"created_at": NOW - timedelta(days=1)}),
         ({"workload": {"nproc_per_node": 4}}, {"created_at": NOW}),
     ],
     ids=["the same accelerator", "validated", "newest", "as many processes"],
@@ -138,8 +138,13 @@ def test_a_file_with_several_workloads_needs_a_name_and_lists_them(tmp_path: Pat
         select(tmp_path, *profiles, name="c")
 
 
-def test_workloads_that_differ_only_in_their_arguments_are_listed_by_their_ids(tmp_path: Path) -> None:
-    profiles = [make_for(workload={"dataset_args": {"root": root}}) for root in ("cifar", "imagenet")]
+@pytest.mark.parametrize(
+    ("field", "values"), [("dataset_args", ({"root": "cifar"}, {"root": "imagenet"})), ("step", ("a:step", "b:step"))]
+)
+def test_workloads_that_differ_only_in_arguments_or_step_are_listed_by_their_ids(
+    tmp_path: Path, field: str, values: tuple[Any, ...]
+) -> None:
+    profiles = [make_for(workload={field: value}) for value in values]
     with pytest.raises(ProfileError, match=f"several workloads: {', '.join(one.workload.id for one in profiles)}"):
         select(tmp_path, *profiles)
     assert select(tmp_path, *profiles, name=profiles[0].workload.id) == profiles[0]

@@ -31,13 +31,14 @@ from autotune.profiles.store import (
     read_file,
     read_profiles,
     save_profile,
+    update_file,
     warn_if_others_can_write,
     write_atomically,
 )
 from tests.builders import make_hardware, make_profile, make_profile_result, write_profiles
 
 OLD, NEW = datetime(2026, 5, 1, tzinfo=UTC), datetime(2026, 6, 1, tzinfo=UTC)
-SEARCHED = make_profile_result(validation_runs=0)
+SEARCHED = make_profile_result(validation_runs=0, samples_per_second_ci95=None)
 
 
 # Saving
@@ -166,6 +167,17 @@ def test_processes_that_save_at_the_same_time_lose_no_profile(tmp_path: Path) ->
     assert [saver.communicate() and saver.returncode for saver in savers] == [0, 0]
     assert len(read_file(path).profiles) == 20
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_is_locked_from_reading_to_writing(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path, make_profile())
+
+    def change(stored: TunedFile) -> TunedFile:
+        with pytest.raises(OutputError, match="has been locked"):
+            save_profile(path, make_profile(label="b"), lock_seconds=0.05)
+        return stored
+
+    update_file(path, change)
 
 
 def test_a_file_system_without_locks_is_written_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

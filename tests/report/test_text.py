@@ -77,9 +77,17 @@ def test_the_end_of_a_run_names_the_evidence_and_the_bottleneck(changes: dict[st
 
 def test_an_interrupted_run_names_the_command_that_continues_it() -> None:
     profile = make_profile(is_complete=False, result=make_profile_result(validation_runs=1))
-    words = "Validated in 1 alternating run. Interrupted: run the same command to continue."
-    assert words in render_summary(profile, "dltune.json", interrupted=True)
+    words = "Not validated. Interrupted: the same command continues, unless it has --fresh."
+    assert words in render_summary(profile, "dltune.json", width=120)
     assert words in render_profile(profile, "dltune.json")
+
+
+def test_a_result_that_does_not_replace_the_validated_one_is_not_to_be_pasted() -> None:
+    profile, words = make_profile(is_complete=False), "The profile validated on 2026-01-02 stays in use"
+    text = render_summary(profile, "dltune.json", in_use=make_profile())
+    assert words in text
+    assert "Use it" not in text
+    assert words not in render_summary(make_profile(), "dltune.json", in_use=make_profile())
 
 
 def test_several_processes_are_shown_with_their_sum_and_their_waits() -> None:

@@ -113,6 +113,8 @@ def test_a_study_of_another_workload_or_before_a_fresh_run_is_refused(options: d
     [
         ("sqlite:///noise.db", r"noise\.db cannot be opened: file is not a database\. Check --storage"),
         ("nonsense://me:secret@host/trials", r"//me:\*\*\*@host/trials cannot be opened: .*nonsense"),
+        ("nonsense://me@server:secret@host/trials", r"//me@server:\*\*\*@host/trials cannot be opened"),
+        ("nonsense://me:sec@secret@host/trials", r"//me:\*\*\*@host/trials cannot be opened"),
         ("nonsense://host/trials?user=me&password=secret&x=1", r"user=me&password=\*\*\*&x=1 cannot be opened"),
         ("oracle+cx_oracle://ada@localhost/db", "No module named 'cx_Oracle'"),
         ("noise.db", r"noise\.db cannot be opened: .*Check --storage"),

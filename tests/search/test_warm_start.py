@@ -9,7 +9,7 @@ import pytest
 from autotune.errors import ProfileError
 from autotune.preparation import rebuild_request
 from autotune.profiles.schema import TunedProfile
-from autotune.search.loop import MAX_SEEDS, Search, SearchOutcome, choose_seeds
+from autotune.search.loop import MAX_SEEDS, MIN_TRIALS, Search, SearchOutcome, choose_seeds
 from autotune.search.plan import Plan, make_plan
 from tests.builders import (
     make_config,
@@ -32,9 +32,14 @@ def plan_on(**machine: Any) -> Plan:
 
 
 def run(
-    measure: Formula, earlier: TunedProfile | None = None, listener: ResumeListener | None = None, **machine: Any
+    measure: Formula,
+    earlier: TunedProfile | None = None,
+    listener: ResumeListener | None = None,
+    unfinished: TunedProfile | None = None,
+    **machine: Any,
 ) -> SearchOutcome:
-    return Search(plan_on(**machine), measure, listener or ResumeListener(), earlier=earlier).run()
+    progress = listener or ResumeListener()
+    return Search(plan_on(**machine), measure, progress, earlier=earlier, unfinished=unfinished).run()
 
 
 def profile_of(outcome: SearchOutcome, *, is_complete: bool = True, failed: int = 0, **changes: Any) -> TunedProfile:
@@ -72,10 +77,20 @@ def test_a_search_from_a_complete_result_measures_its_best_configurations_and_fe
     cold, slower = Formula(), Formula(lambda config: saturating(config) / 2)
     earlier = run(cold)
     again = run(slower, profile_of(earlier))
-    assert len(slower.configs) <= 1 + MAX_SEEDS
-    assert len(slower.configs) < len(cold.configs)
+    assert len(slower.configs) <= max(MIN_TRIALS, len(cold.configs))
+    assert earlier.records[0].config in slower.configs
     assert [record.config for record in again.records] == slower.configs
     assert best_rate(again) == pytest.approx(best_rate(earlier) / 2, rel=0.02)
+
+
+def test_a_search_from_a_result_that_suits_no_more_finds_a_better_one() -> None:
+    trials = [
+        make_trial_summary(number, make_config(workers, 2, persistent_workers=True), samples_per_second=100.0 * workers)
+        for number, workers in enumerate((4, 3, 2), start=1)
+    ]
+    search, config = make_search_record(trials=tuple(trials)), trials[0].config
+    earlier = make_profile(hardware=plan_on().hardware, config=config, search=search)
+    assert best_rate(run(Formula(), earlier)) > 0.9 * max(map(saturating, plan_on().candidates))
 
 
 def test_an_interrupted_run_is_continued_from_its_trials() -> None:
@@ -83,7 +98,7 @@ def test_an_interrupted_run_is_continued_from_its_trials() -> None:
     run(whole)
     cut = run(interrupted)
     assert len(cut.records) == 4
-    continued = run(rest, profile_of(cut, is_complete=False), listener)
+    continued = run(rest, listener=listener, unfinished=profile_of(cut, is_complete=False))
     assert listener.resumed == 4
     assert interrupted.configs + rest.configs == whole.configs
     assert [record.config for record in continued.records] == whole.configs
@@ -91,13 +106,14 @@ def test_an_interrupted_run_is_continued_from_its_trials() -> None:
 
 def test_failed_trials_of_an_interrupted_run_are_tried_again() -> None:
     cut, rest = run(Formula(stop_after=4)), Formula()
-    run(rest, profile_of(cut, is_complete=False, failed=1))
+    run(rest, unfinished=profile_of(cut, is_complete=False, failed=1))
     assert rest.configs[0] == cut.records[0].config
 
 
 def test_an_interrupted_run_on_another_machine_is_not_continued() -> None:
     cut, measure, listener = run(Formula(stop_after=4)), Formula(), ResumeListener()
-    run(measure, profile_of(cut, is_complete=False, hardware=make_profile().hardware), listener)
+    elsewhere = profile_of(cut, is_complete=False, hardware=make_profile().hardware)
+    run(measure, listener=listener, unfinished=elsewhere)
     assert listener.resumed == 0
     assert measure.configs[0] == cut.records[0].config
 
@@ -117,7 +133,6 @@ def test_the_request_of_a_profile_is_repeated_unchanged_in_the_current_folder() 
     earlier = make_profile(request=REQUEST.model_copy(update={"workload": workload}).record())
     again = rebuild_request(earlier, "other.json")
     assert again == REQUEST.model_copy(update={"output": "other.json"})
-    assert rebuild_request(earlier, "other.json", trials=7).trials == 7
 
 
 def test_a_request_that_is_invalid_is_one_sentence() -> None:
