@@ -1,0 +1,72 @@
+"""`watch` measures waits by a clock, and prints one sentence when they last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.online.watch import Stats, WatchedLoader, watch
+from autotune.profiles.store import save_profile
+from tests.builders import make_profile
+
+
+class Loop:
+    """A loop on a clock of its own: each batch is waited for, then the step takes its time."""
+
+    def __init__(self, wait: float, step: float, batches: int) -> None:
+        self.wait, self.step, self.batches, self.now, self.stats = wait, step, batches, 0.0, list[Stats]()
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.batches):
+            self.now += self.wait
+            yield number
+
+    def run(self, profile: Path | None = None) -> list[int]:
+        found = []
+        for number in WatchedLoader(self, self.stats.append, profile, lambda: self.now):
+            self.now += self.step
+            found.append(number)
+        return found
+
+
+def test_batches_and_attributes_are_those_of_the_loader() -> None:
+    watched = watch([5, 6, 7])
+    assert (list(watched), len(watched), watched.count(6)) == ([5, 6, 7], 3, 1)
+
+
+def test_the_stats_are_rate_wait_share_and_percentiles() -> None:
+    loop = Loop(wait=0.02, step=0.08, batches=500)
+    loop.run()
+    assert len(loop.stats) == 4
+    assert loop.stats[0]["data/batches_per_second"] == pytest.approx(10, rel=0.02)
+    assert loop.stats[0]["data/wait_share"] == pytest.approx(0.2, rel=0.02)
+    assert loop.stats[0]["data/wait_seconds_p99"] == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(("wait", "sentences"), [(0.02, 1), (0.005, 0)])
+def test_a_loop_that_waits_long_enough_gets_one_sentence(
+    wait: float, sentences: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Loop(wait, step=0.1 - wait, batches=1500).run()
+    assert capsys.readouterr().err.count("of the time for data") == sentences
+
+
+@pytest.mark.parametrize(("slower", "sentences"), [(1.3, 1), (1.0, 0)])
+def test_a_rate_below_the_predicted_interval_gets_one_sentence(
+    slower: float, sentences: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = make_profile()
+    save_profile(tmp_path / "tuned.json", profile)
+    seconds = profile.search.batch_samples / profile.result.samples_per_second * slower
+    loop = Loop(wait=0.01 * seconds, step=0.99 * seconds, batches=int(100 / seconds))
+    loop.run(tmp_path / "tuned.json")
+    assert capsys.readouterr().err.count("below the predicted") == sentences
+    assert loop.stats[0]["data/rate_to_prediction"] == pytest.approx(1 / slower, rel=0.02)
+
+
+def test_short_epochs_are_silent_until_a_window_is_full() -> None:
+    loop = Loop(wait=0.02, step=0.08, batches=3)
+    loop.run()
+    assert loop.stats == []
