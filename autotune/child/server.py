@@ -179,7 +179,8 @@ class TrialServer:
             from autotune.child.sample_reader import describe_failures
 
             self._show("counting samples that raise")
-            text = "\n".join(filter(None, (text, describe_failures(self._workload))))
+            with suppress(Exception):  # of the dataset's length
+                text = "\n".join(filter(None, (text, describe_failures(self._workload))))
         samples = self._trial.count_samples() if self._trial is not None and self._where == "trial" else 0
         details, on_device = format_error(error), self._uses_device()
         return messages.FailureReport(where=where, error=text, details=details, on_device=on_device, samples=samples)
