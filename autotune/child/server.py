@@ -162,10 +162,13 @@ class TrialServer:
 
     def _release(self) -> None:
         """Stop the trial's workers; fail if a loader of another library leaves threads or processes behind."""
+        from autotune.child.device import reset_peak
+
         has_batches = self._trial is not None and self._trial.end_workers()
         self._trial = None
         if self._workload.own is not None:
             gc.collect()
+        reset_peak(self._device)  # else its pinned memory counts for the next trial
         if self._workload.is_opaque and not _list_alive() <= self._before:
             raise ProcessUnusableError("has threads or processes left of a loader that does not end them")
         if has_batches:  # they would count as those of the next trial; the end of this process removes them
