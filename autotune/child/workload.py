@@ -54,6 +54,8 @@ class LoadedWorkload:
     def fixed(self) -> Mapping[SettingName, Any]:
         """Settings that cannot be changed, with their values: a dataset may need to know its batch size."""
         fixed = {} if self.own is None else dict(self.own.fixed)
+        if self.own is not None and not takes(self.own.maker, "worker_init_fn"):  # which limits them in each worker
+            fixed["worker_threads"] = None
         size = getattr(self.parts.dataset, "batch_size", None)
         is_settable = (self.own is not None and self.own.is_function) or hasattr(self.parts.dataset, "set_batch_size")
         if self.batching == "batch_size" and isinstance(size, int) and size > 0 and not is_settable:

@@ -108,7 +108,8 @@ def test_a_method_that_collates_is_that_of_the_rebuilt_loader_also_in_a_spawned_
 
 def test_settings_that_a_class_does_not_accept_are_left_to_it() -> None:
     workload = load("PicksItsPrefetch", num_workers=1)
-    assert workload.fixed == {"prefetch_factor": 5, "persistent_workers": True, "pin_memory": False, "in_order": True}
+    left = {"prefetch_factor": 5, "persistent_workers": True, "pin_memory": False, "in_order": True}
+    assert workload.fixed == {**left, "worker_threads": None}
     assert "Settings that it does not accept: prefetch_factor=5" in (workload.note or "")
     loader: Any = build_loader(workload, make_config(2, 5, 6))
     assert (loader.num_workers, loader.batch_size) == (2, 6)
@@ -195,7 +196,12 @@ def test_the_loader_of_default_arguments_is_the_baseline() -> None:
     workload = load_function("make_of_settings")
     assert workload.baseline is not None
     assert workload.baseline.dataloader == DataLoaderSettings(batch_size=6)
-    assert workload.fixed == {"pin_memory": False, "persistent_workers": False, "in_order": True}
+    left = {"pin_memory": False, "persistent_workers": False, "in_order": True}
+    assert workload.fixed == {**left, "worker_threads": None}
+
+
+def test_threads_are_limited_in_workers_of_a_loader_that_takes_a_worker_init_fn() -> None:
+    assert load("Doubling", batch_size=4).fixed == {}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
