@@ -176,8 +176,9 @@ class TrialRun:
 
     def _run_epoch(self, max_batches: int) -> EpochTrace:
         number = self._ranks.start_epoch()
-        for part in (self._loader, getattr(self._loader, "sampler", None)):
-            if callable(set_epoch := getattr(part, "set_epoch", None)):
+        parts = [self._loader, *(getattr(self._loader, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
+        for part in {id(one): one for one in (*parts, getattr(parts[2], "sampler", None))}.values():
+            if callable(set_epoch := getattr(part, "set_epoch", None)):  # as trainers do
                 set_epoch(number)
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
         if not self._loader.ends_with_sampler:  # stop an abandoned epoch's workers before the clock starts
