@@ -141,6 +141,19 @@ def test_no_epoch_is_run_to_see_whether_it_ends_with_the_sampler_if_that_is_know
     assert own_loaders.Doubling.ran == before + 1
 
 
+def test_a_process_that_follows_the_probe_runs_no_epoch_but_that_of_the_trial(tmp_path: Path) -> None:
+    arguments = {"kind": "NotesEpochs", "note": str(tmp_path / "epochs"), "batch_size": 8}
+    request = WorkloadRequest(
+        dataset="tests.own_loaders:make", dataset_args=arguments, step_seconds=1e-3, working_dir=ROOT
+    )
+    order = TrialRequest(config=make_config(0, batch_size=8), epochs=1, seconds=2.0, new_process="fork")
+    with TrialRunner(request, stall_seconds=60.0, supervisor=keep_supervisor()) as runner:
+        runner.probe((8, 8), make_limits(max_workers=0))
+        (tmp_path / "epochs").unlink()
+        assert runner.run(order).kind == "completed"
+    assert (tmp_path / "epochs").read_text().split() == ["0"]
+
+
 # Wrappers
 
 
