@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +40,19 @@ class Doubling(DataLoader[Any]):
     def __iter__(self) -> Any:
         Doubling.ran += 1
         return (2 * batch for batch in super().__iter__())
+
+
+class NotesEpochs(DataLoader[Any]):
+    """Writes a line for each epoch."""
+
+    def __init__(self, *args: Any, note: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.note = Path(note)
+
+    def __iter__(self) -> Any:
+        with self.note.open("a") as file:
+            print(self.num_workers, file=file)
+        return super().__iter__()
 
 
 class NeverRestarting(DataLoader[Any]):

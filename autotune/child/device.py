@@ -147,9 +147,13 @@ def limit_memory(device: torch.device, limit_bytes: int | None) -> None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Empty the allocator's cache and reset its peak."""
+    """Empty the caches of device memory and of pinned host memory, and reset the peak of the device's."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+        pinned = getattr(
+            torch.accelerator, "empty_host_cache", None
+        )  # since torch 2.12; unused blocks are kept for ever
+        (pinned or torch._C._host_emptyCache)()
         torch.cuda.reset_peak_memory_stats(device)
 
 

@@ -1,6 +1,6 @@
 """Several training processes on one host: their environment, as torchrun sets it, their steps and their reports.
 
-A rank that waits for data delays all others: the run is as fast as the slowest rank at each step.
+A rank whose device waits for data delays all others: the run is as fast as the slowest rank at each step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -45,7 +45,7 @@ class RankSync:
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.decision_lag = int(size > 1)  # steps between a decision and its effect
         self._rank, self._size = rank, size
-        self._epochs = -1  # of all trials
+        self._epochs, self._epoch_steps = -1, 0  # of all trials, and of this epoch
         self.start()
 
     def start(self) -> None:
@@ -54,28 +54,37 @@ class RankSync:
 
     def start_epoch(self) -> int:
         """Start an epoch, and return its number, which is the same in all ranks."""
-        self.epoch_wait_seconds = 0.0  # sum of the longest wait of any rank at each step
         self._vote = self._decided = ""
+        self._epoch_steps = 0
         self._epochs += 1
         return self._epochs
 
-    def sync_step(self, wait_seconds: float | None) -> bool:
-        """Exchange votes and the wait for a batch, None without one; return whether all ranks had a batch."""
+    def sync_step(self, *, has_batch: bool = True) -> bool:
+        """Exchange votes after a step; return whether all ranks had a batch."""
         if self._size == 1:
             return True
-        waits = [0.0] * self._size
-        waits[self._rank] = wait_seconds or 0.0
-        votes = [float(self._vote == vote) for vote in VOTES]
-        missing, *sums = self._sum([float(wait_seconds is None), *votes, *waits])
-        self._vote, self._decided = "", next((vote for vote, count in zip(VOTES, sums, strict=False) if count), "")
-        if missing:
-            return False
-        waits, longest = sums[len(VOTES) :], max(sums[len(VOTES) :])
-        self._steps += 1
-        self.epoch_wait_seconds += longest
-        self._waits = [total + seconds for total, seconds in zip(self._waits, waits, strict=True)]
-        self._lags[waits.index(longest)] += longest - min(waits) > MIN_LAG_SECONDS
-        return True
+        missing, *votes = self._sum([float(not has_batch), *(float(self._vote == vote) for vote in VOTES)])
+        self._vote, self._decided = "", next((vote for vote, count in zip(VOTES, votes, strict=True) if count), "")
+        self._epoch_steps += not missing
+        return not missing
+
+    def end_epoch(self, waits: Sequence[float]) -> float:
+        """Exchange the waits for each batch, in seconds; return the sum of the longest of any rank at each step.
+
+        They are exchanged at the end because those of a device are not known before it has done the step.
+        """
+        steps = self._epoch_steps
+        if self._size == 1 or not steps:
+            return 0.0
+        seconds = [0.0] * (self._size * steps)
+        seconds[self._rank :: self._size] = waits[:steps]
+        sums, total_seconds = self._sum(seconds), 0.0
+        for of_step in (sums[first : first + self._size] for first in range(0, len(sums), self._size)):
+            total_seconds += (longest := max(of_step))
+            self._waits = [total + wait for total, wait in zip(self._waits, of_step, strict=True)]
+            self._lags[of_step.index(longest)] += longest - min(of_step) > MIN_LAG_SECONDS
+        self._steps += steps
+        return total_seconds
 
     def decide(self, vote: Literal["stop", "abandon"], decision: Callable[[], bool]) -> bool:
         """Return rank 0's decision as of the last step; with several ranks, rank 0 votes in the next one."""

@@ -163,10 +163,13 @@ class TrialServer:
 
     def _release(self) -> None:
         """Stop the trial's workers; fail if a loader of another library leaves threads or processes behind."""
+        from autotune.child.device import reset_peak
+
         has_batches = self._trial is not None and self._trial.end_workers()
         self._trial = None
         if self._workload.own is not None:
             gc.collect()
+        reset_peak(self._device)  # else its pinned memory counts for the next trial
         if self._workload.is_opaque and not _list_alive() <= self._before:
             raise ProcessUnusableError("has threads or processes left of a loader that does not end them")
         if has_batches:  # they would count as those of the next trial; the end of this process removes them
@@ -180,7 +183,8 @@ class TrialServer:
             from autotune.child.sample_reader import describe_failures
 
             self._show("counting samples that raise")
-            text = "\n".join(filter(None, (text, describe_failures(self._workload))))
+            with suppress(Exception):  # of the dataset's length
+                text = "\n".join(filter(None, (text, describe_failures(self._workload))))
         samples = self._trial.count_samples() if self._trial is not None and self._where == "trial" else 0
         details, on_device = format_error(error), self._uses_device()
         return messages.FailureReport(where=where, error=text, details=details, on_device=on_device, samples=samples)

@@ -61,7 +61,7 @@ class EpochRecorder:
         counted = self.delivered + (self._loader.batch_size or 1)
         return self._loader.index_source.count_samples(self.batches + 1) if self._is_map else counted
 
-    def make_trace(self, *, is_over: bool = False, rank_wait_seconds: float = 0.0) -> EpochTrace:
+    def make_trace(self, *, is_over: bool = False) -> EpochTrace:
         """Return the epoch after its end; before it as far as the device is, as if the sampler were closed now."""
         ended, source = time.perf_counter() - self._started, self._loader.index_source
         moments, wait_seconds = self._timer.read()
@@ -71,7 +71,7 @@ class EpochRecorder:
         return EpochTrace(
             batch_seconds=tuple(round(moment, 6) for moment in moments),
             end_seconds=max([ended if is_over else 0.0, *moments[-1:]]),
-            wait_seconds=max(wait_seconds, rank_wait_seconds),
+            wait_seconds=wait_seconds,
             batch_waits=tuple(round(wait, 6) for wait in self._timer.waits[: len(moments)]),
             samples=source.count_samples(len(moments)) if self._is_map else self.delivered,
             requested_batches=source.batches if self._is_map else None,
@@ -176,8 +176,9 @@ class TrialRun:
 
     def _run_epoch(self, max_batches: int) -> EpochTrace:
         number = self._ranks.start_epoch()
-        for part in (self._loader, getattr(self._loader, "sampler", None)):
-            if callable(set_epoch := getattr(part, "set_epoch", None)):
+        parts = [self._loader, *(getattr(self._loader, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
+        for part in {id(one): one for one in (*parts, getattr(parts[2], "sampler", None))}.values():
+            if callable(set_epoch := getattr(part, "set_epoch", None)):  # as trainers do
                 set_epoch(number)
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
         if not self._loader.ends_with_sampler:  # stop an abandoned epoch's workers before the clock starts
@@ -194,25 +195,24 @@ class TrialRun:
         self._worker_pids.update(worker.pid or 0 for worker in list_workers(self._iterator))
         batches = self._iterator if self._copier is None else prefetch_batches(self._iterator, self._copier)
         timer.ask()
-        asked = time.perf_counter()
         for self._batch in batches:  # as in training, a batch lives until the next one arrives
-            waited = time.perf_counter() - asked
             timer.begin()
             self._step(self._batch)
-            is_whole = self._ranks.sync_step(waited)
+            is_whole = self._ranks.sync_step()
             timer.end()
             recorder.batches += 1
             recorder.delivered += 0 if self._is_map else count_samples(self._batch, self._loader.batch_size or 1)
             if abandoned := self._on_batch_end(recorder, limit) or not is_whole:
                 break
             timer.ask()
-            asked = time.perf_counter()
         else:
-            self._ranks.sync_step(None)
+            self._ranks.sync_step(has_batch=False)
         if not self._loader.ends_with_sampler and not abandoned:  # as at the end of a training loop
             self._iterator = batches = iter(())
         synchronize(self._device)
-        trace = recorder.make_trace(is_over=True, rank_wait_seconds=self._ranks.epoch_wait_seconds)
+        trace = recorder.make_trace(is_over=True)
+        rank_wait_seconds = self._ranks.end_epoch(timer.waits)  # outside the measured time
+        trace = trace.model_copy(update={"wait_seconds": max(trace.wait_seconds, rank_wait_seconds)})
         self._check(trace, recorder.delivered, abandoned=abandoned)
         return trace
 

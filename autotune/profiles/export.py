@@ -108,7 +108,7 @@ _CREATE_LOADER: Final = replace(
     _FORMATS["timm"],
     reader="timm.data.create_loader",
     names={name: name for name in ("batch_size", "num_workers", "pin_memory", "persistent_workers")},
-    defaults={"persistent_workers": False},  # its own is True, which versions before 1.0.31 pass without workers, too
+    defaults={"persistent_workers": False},  # its own is True, which versions before 1.0.29 pass without workers, too
 )
 
 
@@ -154,6 +154,8 @@ def _translate(target: _Format, workload: WorkloadIdentity, config: LoaderConfig
     ]
     if target.batches and "batch_size" not in settings:
         notes.insert(0, f"The profile has no batch size, and {target.batches}.")
+    if target is _FORMATS["timm"] and not config.dataloader.num_workers:
+        notes.append("timm before 1.0.29 fails with --workers 0: upgrade it, or use --workers 1.")
     if target is _FORMATS["statefuldataloader"] and not config.dataloader.in_order:
         notes.append("With in_order=False, StatefulDataLoader does not guarantee to resume at the same sample.")
     return arguments, notes

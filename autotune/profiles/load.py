@@ -283,7 +283,7 @@ def load(
             profiles of several workloads.
         on_mismatch: If no profile was tuned on this class of machine, `warn` takes the nearest one, scales it down to
             this machine and warns, `error` raises, `default` returns PyTorch's defaults.
-        nproc_per_node: Training processes on this host; None reads LOCAL_WORLD_SIZE and the variables of Slurm and MPI.
+        nproc_per_node: Training processes on this host; None reads the variables of torchrun, Slurm, MPI and others.
 
     Raises:
         ProfileError: The file is not valid, has no such profile, or has several workloads; or no profile was tuned on

@@ -94,8 +94,14 @@ def measure_pss(pids: Iterable[int], proc: Path = PROC) -> int:
 
 
 def memory_upper_bound(pids: Iterable[int], proc: Path = PROC) -> int:
-    """Return a cheap upper bound of the memory of processes without shared memory: shared pages count once each."""
-    return sum(resident - shared for resident, shared in (read_resident(pid, proc) for pid in pids))
+    """Return a cheap upper bound of the memory of processes without files: pages shared by a fork count once each.
+
+    Shared memory counts once for all. It is also the kind of memory that CUDA pins, in the training process.
+    """
+    lines = [read_text(proc / str(pid) / "status").splitlines() for pid in pids]
+    sizes = [{key: int(size) for key, size, _ in (one.split() for one in of if one.startswith("Rss"))} for of in lines]
+    private_kib, shared_kib = ([one.get(key, 0) for one in sizes] for key in ("RssAnon:", "RssShmem:"))
+    return 1024 * (sum(private_kib) + max(shared_kib, default=0))
 
 
 def die_with_parent() -> None:

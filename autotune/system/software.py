@@ -22,7 +22,7 @@ THREAD_VARIABLES: Final = (
     *("RAYON_NUM_THREADS", "POLARS_MAX_THREADS", "BLOSC_NTHREADS"),
 )  # most libraries read them on first use
 PLACEMENT_VARIABLES: Final = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "TOKENIZERS_PARALLELISM")
-RANKS: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+RANKS: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
 ROOTS: Final = (str(Path(os.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)  # Python's, dltune's
 INSTALLED: Final = {"site-packages", "dist-packages"}
 _ASSIGNMENT: Final = re.compile(r"^(__version__|cuda)\b[^=\n]*= *'([^'\n]+)'$", re.MULTILINE)
@@ -74,8 +74,16 @@ def read_start_method_in_force() -> StartMethod:
 
 
 def read_local_world_size(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the number of training processes on this host, as torchrun, MPI or Slurm sets it; else 1."""
-    texts = (environ.get(name, "") for name in RANKS)  # sbatch sets Slurm's variable for torchrun too, so it is last
+    """Return the number of training processes on this host, as torchrun, mpirun, deepspeed or srun sets it; else 1.
+
+    Lightning sets only the number on all hosts, and in rank 0 not before `fit`.
+    """
+    steps = environ.get("SLURM_STEP_TASKS_PER_NODE", "")  # such as `8(x2),4`; other variables of Slurm are of the job
+    on_nodes = re.sub(r"(\d+)\(x(\d+)\)", lambda found: ",".join([found[1]] * int(found[2])), steps).split(",")
+    node = environ.get("SLURM_NODEID", "")
+    of_slurm = on_nodes[int(node) if node.isdecimal() else 0 :][:1]
+    deepspeed, lightning = (environ.get(name, "") * ("LOCAL_RANK" in environ) for name in ("LOCAL_SIZE", "WORLD_SIZE"))
+    texts = (*(environ.get(name, "") for name in RANKS), deepspeed, *of_slurm, lightning)
     return max(1, next((int(text) for text in texts if text.isdecimal()), 1))
 
 

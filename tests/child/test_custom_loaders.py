@@ -108,8 +108,8 @@ def test_a_method_that_collates_is_that_of_the_rebuilt_loader_also_in_a_spawned_
 
 def test_settings_that_a_class_does_not_accept_are_left_to_it() -> None:
     workload = load("PicksItsPrefetch", num_workers=1)
-    own_values = {"prefetch_factor": 5, "persistent_workers": True, "pin_memory": False, "in_order": True}
-    assert workload.fixed == own_values | {"worker_threads": None}
+    left = {"prefetch_factor": 5, "persistent_workers": True, "pin_memory": False, "in_order": True}
+    assert workload.fixed == {**left, "worker_threads": None}
     assert "Settings that it does not accept: prefetch_factor=5" in (workload.note or "")
     loader: Any = build_loader(workload, make_config(2, 5, 6))
     assert (loader.num_workers, loader.batch_size) == (2, 6)
@@ -139,6 +139,19 @@ def test_no_epoch_is_run_to_see_whether_it_ends_with_the_sampler_if_that_is_know
     assert own_loaders.Doubling.ran == before
     assert build_plain_loader(load("Doubling", batch_size=4), 4).ends_with_sampler
     assert own_loaders.Doubling.ran == before + 1
+
+
+def test_a_process_that_follows_the_probe_runs_no_epoch_but_that_of_the_trial(tmp_path: Path) -> None:
+    arguments = {"kind": "NotesEpochs", "note": str(tmp_path / "epochs"), "batch_size": 8}
+    request = WorkloadRequest(
+        dataset="tests.own_loaders:make", dataset_args=arguments, step_seconds=1e-3, working_dir=ROOT
+    )
+    order = TrialRequest(config=make_config(0, batch_size=8), epochs=1, seconds=2.0, new_process="fork")
+    with TrialRunner(request, stall_seconds=60.0, supervisor=keep_supervisor()) as runner:
+        runner.probe((8, 8), make_limits(max_workers=0))
+        (tmp_path / "epochs").unlink()
+        assert runner.run(order).kind == "completed"
+    assert (tmp_path / "epochs").read_text().split() == ["0"]
 
 
 # Wrappers
@@ -196,8 +209,12 @@ def test_the_loader_of_default_arguments_is_the_baseline() -> None:
     workload = load_function("make_of_settings")
     assert workload.baseline is not None
     assert workload.baseline.dataloader == DataLoaderSettings(batch_size=6)
-    own_values = {"pin_memory": False, "persistent_workers": False, "in_order": True}
-    assert workload.fixed == own_values | {"worker_threads": None}  # it takes no worker_init_fn
+    left = {"pin_memory": False, "persistent_workers": False, "in_order": True}
+    assert workload.fixed == {**left, "worker_threads": None}
+
+
+def test_threads_are_limited_in_workers_of_a_loader_that_takes_a_worker_init_fn() -> None:
+    assert load("Doubling", batch_size=4).fixed == {}
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from autotune.child.device import MAX_STEPS_AHEAD, CudaStepTimer, HostStepTimer
+from autotune.child.device import MAX_STEPS_AHEAD, CudaStepTimer, HostStepTimer, reset_peak
 
 
 class FakeStream:
@@ -85,3 +86,17 @@ def test_the_host_waits_from_the_request_of_a_batch_to_its_arrival() -> None:
         timer.begin()
         timer.end()
     assert timer.read() == ([6.0, 8.0], 2.5)
+
+
+@pytest.mark.parametrize("is_public", [True, False], ids=["torch 2.13", "torch 2.6"])
+def test_pinned_memory_that_is_not_in_use_is_returned_with_that_of_the_device(
+    is_public: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, called=name: calls.append(called))
+    monkeypatch.delattr(torch.accelerator, "empty_host_cache", raising=False)
+    holder, name = (torch.accelerator, "empty_host_cache") if is_public else (torch._C, "_host_emptyCache")
+    monkeypatch.setattr(holder, name, lambda: calls.append("pinned"), raising=False)
+    reset_peak(torch.device("cuda"))
+    assert calls == ["empty_cache", "pinned", "reset_peak_memory_stats"]

@@ -11,6 +11,7 @@ from autotune.child.distributed import RankSync, merge_reports
 from autotune.protocol.measurement import RankWaits, StopReason
 from autotune.protocol.messages import FailureReport, LostRankReport, ReadyReport, Report, TrialReport
 from tests.builders import make_measurement_of
+from tests.child.test_device import run_steps
 
 STEP, STOP = (0.0, 0.0, 0.0), (0.0, 1.0, 0.0)  # no batch is missing; no vote, or one to stop
 
@@ -27,32 +28,41 @@ class Rank(RankSync):
         return [own + other for own, other in zip(values, next(self._others), strict=True)]
 
 
-def test_the_rank_that_waits_longest_is_late() -> None:
-    rank = Rank(0, iter([(*STEP, 0.0, seconds) for seconds in (0.5, 0.1, 0.3005)]))
-    for seconds in (0.2, 0.4, 0.3):
-        assert rank.sync_step(seconds)
+def run_epoch(steps: int, waits: list[float], others: list[float]) -> tuple[RankSync, float]:
+    """Run an epoch in rank 0; return the waits at which both ranks arrive together."""
+    seconds = [wait for pair in zip([0.0] * steps, others, strict=True) for wait in pair]
+    rank = Rank(0, iter([STEP] * steps + [(1.0, 0.0, 0.0), tuple(seconds)]))
+    assert all(rank.sync_step() for _ in range(steps))
+    assert not rank.sync_step()  # the other rank has no batch left
+    return rank, rank.end_epoch(waits)
+
+
+def test_the_rank_that_waits_longest_is_late_and_a_step_in_which_one_has_no_batch_is_not_counted() -> None:
+    rank, waited = run_epoch(3, [0.2, 0.4, 0.3, 9.0], [0.5, 0.1, 0.3005])
     own, other = rank.read_waits()
     assert (own.late_steps, other.late_steps, own.steps) == (1, 1, 3)  # half a millisecond is noise
     assert [own.wait_seconds, other.wait_seconds] == pytest.approx([0.9, 0.9005])
-    assert rank.epoch_wait_seconds == pytest.approx(0.5 + 0.4 + 0.3005)
+    assert waited == pytest.approx(0.5 + 0.4 + 0.3005)
 
 
-def test_a_step_in_which_a_rank_has_no_batch_is_not_counted() -> None:
-    rank = Rank(0, iter([(1.0, 0.0, 0.0, 0.0, 0.0)]))
-    assert not rank.sync_step(0.2)
-    assert rank.read_waits()[0].steps == 0
+def test_a_host_that_waits_for_a_batch_while_its_device_has_work_does_not_count_as_waiting() -> None:
+    stream, timer = run_steps([0.0, 0.9, 1.8, 2.7])  # the host waits 0.9 s for each batch, a step takes 1 s
+    stream.host = stream.busy_until
+    timer.read()
+    rank, waited = run_epoch(4, timer.waits, [0.0] * 4)
+    assert waited == rank.read_waits()[0].wait_seconds == 0.0
 
 
 def test_all_ranks_follow_a_decision_of_rank_0_after_the_next_step() -> None:
-    first = Rank(0, iter([(*STEP, 0.0, 0.0)] * 2))
+    first = Rank(0, iter([STEP] * 2))
     assert not first.decide("stop", lambda: True)
-    first.sync_step(0.1)
+    first.sync_step()
     assert first.decide("stop", lambda: False)
-    second = Rank(1, iter([(*STOP, 0.0, 0.0), (*STEP, 0.0, 0.0)]))
-    second.sync_step(0.1)
+    second = Rank(1, iter([STOP, STEP]))
+    second.sync_step()
     assert second.decide("stop", lambda: False)
     assert not second.decide("abandon", lambda: True)
-    second.sync_step(0.1)
+    second.sync_step()
     assert not second.decide("stop", lambda: True)  # only rank 0 decides
 
 
@@ -64,10 +74,10 @@ def test_all_ranks_follow_the_plan_of_rank_0(plan: int | StopReason, code: float
 
 def test_a_single_process_decides_at_once_and_waits_for_nobody() -> None:
     alone = RankSync()
-    assert alone.sync_step(0.1)
+    assert alone.sync_step()
     assert alone.decide("stop", lambda: True)
     assert alone.agree(lambda: "time") == "time"
-    assert alone.read_waits() == ()
+    assert (alone.end_epoch([0.1]), alone.read_waits()) == (0.0, ())
 
 
 READY, LOST = ReadyReport(), LostRankReport(rank=1, status=-9)

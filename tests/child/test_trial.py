@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
 
 from autotune.child.distributed import RankSync
 from autotune.child.trial import TrialRun, list_workers
@@ -77,13 +77,24 @@ class RecordsEpochs(SequentialSampler):
         self.epochs.append(epoch)
 
 
-def test_the_epoch_of_a_sampler_is_set_to_a_number_that_no_trial_repeats() -> None:
-    data, sampler = TensorDataset(torch.zeros(40, 1)), RecordsEpochs(40)
-    loaded, alone = LoadedWorkload(parts=Workload(dataset=data, sampler=sampler)), RankSync()
-    order = TrialRequest(config=make_config(0, batch_size=10), epochs=2, seconds=20.0)
+class RecordsEpochsToo(TensorDataset):
+    def __init__(self, samples: int) -> None:
+        super().__init__(torch.zeros(samples, 1))
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+@pytest.mark.parametrize("as_batches", [False, True])
+def test_samplers_and_datasets_get_the_number_of_the_epoch_which_no_trial_repeats(as_batches: bool) -> None:
+    data, sampler = RecordsEpochsToo(40), RecordsEpochs(40)
+    given: Any = {"batch_sampler": BatchSampler(sampler, 10, drop_last=False)} if as_batches else {"sampler": sampler}
+    loaded, alone = LoadedWorkload(parts=Workload(dataset=data, **given)), RankSync()
+    order = TrialRequest(config=make_config(0, batch_size=None if as_batches else 10), epochs=2, seconds=20.0)
     for _ in range(2):
         TrialRun(loaded, lambda batch: None, CPU, order, lambda batches: None, alone).run()
-    assert sampler.epochs == [0, 1, 2, 3]
+    assert sampler.epochs == data.epochs == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

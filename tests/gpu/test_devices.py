@@ -18,6 +18,7 @@ from autotune.child.device import (
     synchronize,
 )
 from autotune.child.probe import measure_h2d
+from autotune.system.procfs import read_resident
 
 MIB = 1024**2
 
@@ -42,6 +43,14 @@ def test_the_peak_of_a_trial_is_its_own(device: torch.device) -> None:
     del held
     reset_peak(device)
     assert read_peak(device) < 256 * MIB
+
+
+def test_pinned_memory_is_returned_when_a_trial_ends(device: torch.device) -> None:
+    pinned = torch.zeros(256 * MIB, dtype=torch.uint8).pin_memory()
+    before = read_resident("self")[0]
+    del pinned
+    reset_peak(device)
+    assert read_resident("self")[0] < before - 200 * MIB
 
 
 def test_the_allocator_refuses_more_than_its_budget(device: torch.device) -> None:

@@ -118,7 +118,9 @@ def test_every_text_is_read_back_as_the_arguments_of_its_library(to: Library, na
 
 def test_timm_gets_flags_and_none_for_what_is_off() -> None:
     assert export_config(WORKERS, "timm").text == "--workers 2 --pin-mem --batch-size 64\n"
-    assert export_config(PLAIN, "timm").text == "--workers 0 --batch-size 16\n"
+    plain = export_config(PLAIN, "timm")
+    assert plain.text == "--workers 0 --batch-size 16\n"
+    assert "timm before 1.0.29 fails with --workers 0" in plain.notes[-1]
 
 
 @pytest.mark.parametrize("to", WITH_COMMENTS)

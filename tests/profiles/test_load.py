@@ -19,16 +19,16 @@ from autotune.profiles.load import TunedLoader, load
 from autotune.profiles.loaders import make_worker_init
 from autotune.profiles.schema import TunedProfile
 from autotune.system.machine import Accelerator, Hardware, read_gpus, read_machine
+from autotune.system.software import RANKS
 from tests.builders import make_config, make_profile, write_profiles
 from tests.own_loaders import PicksItsPrefetch, make_of_settings
 
 DATA: Any = range(10)
-NO_PROCESSES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 
 
 @pytest.fixture(autouse=True)
 def single_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in NO_PROCESSES:
+    for name in (*RANKS, "LOCAL_RANK", "SLURM_STEP_TASKS_PER_NODE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -88,13 +88,10 @@ def make_for_processes(processes: int, workers: int) -> TunedProfile:
     return profile.model_copy(update={"workload": profile.workload.model_copy(update={"nproc_per_node": processes})})
 
 
-@pytest.mark.parametrize("variable", NO_PROCESSES)
-def test_the_number_of_processes_is_read_from_the_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_the_number_of_processes_is_read_from_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_profiles(tmp_path, make_for_processes(4, 3), make_for_processes(1, 5))
     assert load(path).config.dataloader.num_workers == 5
-    monkeypatch.setenv(variable, "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert (load(path).config.dataloader.num_workers, load(path).fit) == (3, "exact")
     assert load(path, nproc_per_node=1).config.dataloader.num_workers == 5
 

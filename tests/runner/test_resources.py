@@ -67,3 +67,16 @@ def test_memory_is_measured_exactly_if_its_upper_bound_exceeds_the_budget() -> N
     monitor = ResourceMonitor(os.getppid())
     assert monitor.read(make_limits(memory_bytes=10**6 * GIB)).host_bytes == 0
     assert monitor.read(make_limits(memory_bytes=1)).host_bytes > 0
+
+
+def test_memory_that_a_trial_shares_outside_dev_shm_as_pinned_memory_is_held_against_the_budget() -> None:
+    code = (
+        "import mmap, sys; kept = mmap.mmap(-1, 2**28); kept.write(b'x' * 2**28); print(flush=True); sys.stdin.read()"
+    )
+    monitor = ResourceMonitor(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        used = monitor.read(make_limits(memory_bytes=200 * MIB)).host_bytes
+        process.communicate()
+    assert used > 256 * MIB

@@ -25,14 +25,14 @@ from tests.builders import write_files
 SMAPS = "5630-7fff ---p 00000000 00:00 0    [rollup]\nRss:    40 kB\nPss:    30 kB\nPss_Shmem:    10 kB\n"
 
 
-def test_exact_memory_is_the_share_of_each_page_and_the_cheap_bound_leaves_out_files_and_shared_memory(
-    tmp_path: Path,
-) -> None:
+def test_exact_memory_is_the_share_of_each_page_and_the_cheap_bound_counts_shared_memory_once(tmp_path: Path) -> None:
+    status = "Name:\tpython\nRssAnon:\t    30 kB\nRssFile:\t   900 kB\nRssShmem:\t    7 kB\n"
     write_files(tmp_path, {f"{pid}/smaps_rollup": SMAPS for pid in (7, 8)})
-    write_files(tmp_path, {"7/statm": "900 50 20 1 0 100 0\n", "8/statm": ""})
+    write_files(tmp_path, {"7/status": status, "8/status": status, "6/status": "", "7/statm": "900 50 20 1 0 100 0\n"})
     assert measure_pss([7, 8, 9], tmp_path) == 2 * 30 * 1024
-    assert memory_upper_bound([7, 8, 9], tmp_path) == 30 * PAGE_BYTES
-    assert (read_resident(9, tmp_path), read_smaps(9, tmp_path)["Pss"]) == ((0, 0), 0)
+    assert memory_upper_bound([6, 7, 8, 9], tmp_path) == (2 * 30 + 7) * 1024
+    assert (read_resident(7, tmp_path), read_resident(9, tmp_path)) == ((50 * PAGE_BYTES, 20 * PAGE_BYTES), (0, 0))
+    assert read_smaps(9, tmp_path)["Pss"] == 0
 
 
 def test_this_process_takes_no_more_than_the_bound() -> None:

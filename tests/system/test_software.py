@@ -15,6 +15,7 @@ from autotune.system.software import (
     TorchVersion,
     find_module,
     is_library,
+    read_local_world_size,
     read_thread_variables,
     read_torch,
 )
@@ -52,6 +53,25 @@ print(json.dumps([[list(read), method], actual, is_imported, is_undecided, read_
     read, actual, *rest = json.loads(shown)
     assert read == actual
     assert rest == [False, True, "spawn"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "processes"),
+    [
+        pytest.param({"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, 4, id="torchrun"),
+        pytest.param({"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "SLURM_STEP_TASKS_PER_NODE": "1"}, 4, id="mpirun"),
+        pytest.param({"LOCAL_SIZE": "4", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, 4, id="deepspeed"),
+        pytest.param({"SLURM_STEP_TASKS_PER_NODE": "8", "SLURM_NODEID": "0"}, 8, id="srun"),
+        pytest.param({"SLURM_STEP_TASKS_PER_NODE": "8(x2),4", "SLURM_NODEID": "1"}, 8, id="srun, second node"),
+        pytest.param({"SLURM_STEP_TASKS_PER_NODE": "8(x2),4", "SLURM_NODEID": "2"}, 4, id="srun, third node"),
+        pytest.param({"SLURM_NTASKS_PER_NODE": "8", "SLURM_STEP_TASKS_PER_NODE": "1"}, 1, id="srun -n 1 of a job"),
+        pytest.param({"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "4"}, 4, id="Lightning"),
+        pytest.param({"RANK": "1", "WORLD_SIZE": "4"}, 1, id="Kubeflow, one process in each container"),
+        pytest.param({"LOCAL_WORLD_SIZE": "", "SLURM_STEP_TASKS_PER_NODE": "many", "SLURM_NODEID": "7"}, 1, id="none"),
+    ],
+)
+def test_each_launcher_says_how_many_processes_share_the_host(environ: dict[str, str], processes: int) -> None:
+    assert read_local_world_size(environ) == processes
 
 
 def test_only_variables_that_limit_threads_are_read() -> None:
