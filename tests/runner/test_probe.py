@@ -147,13 +147,13 @@ def test_a_probe_that_exceeds_its_time_is_ended_with_advice() -> None:
 @pytest.mark.parametrize("factory", ["make_raising", "make_damaged"])
 def test_a_workload_that_cannot_be_identified_fails_as_its_probe_does(factory: str) -> None:
     with open_runner(factory) as runner, pytest.raises(DltuneError) as caught:
-        runner.identify(8, LIMITS)
+        runner.identify((8,), LIMITS)
     assert str(caught.value) == str(probe_error(factory))
 
 
 def test_the_probe_and_the_identification_describe_a_workload_alike() -> None:
     with open_runner("make_honest") as runner:
-        probed, identified = runner.probe((8, 8), LIMITS), runner.identify(8, LIMITS)
+        probed, identified = runner.probe((8, 8), LIMITS), runner.identify((8,), LIMITS)
     for found in (probed, identified):
         assert (found.kind, found.samples, found.sample_bytes) == ("map", 64, 64)
         assert (found.software.start_method, found.accelerator) == ("fork", None)

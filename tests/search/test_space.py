@@ -10,7 +10,7 @@ from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.protocol.budgets import Budgets, plan_budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange
-from autotune.search.space import SearchSpace, choose_probe_sizes, plan_space
+from autotune.search.space import SearchSpace, list_requested_sizes, plan_space
 from autotune.settings import SETTINGS
 from autotune.system.machine import MachineProfile
 from benchmarks.traces import make_space
@@ -236,13 +236,13 @@ def test_batches_that_do_not_fit_into_memory_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
-        ({}, (32, 512)),
-        ({"fixed": {"batch_size": 64}}, (64, 64)),
-        ({"search": {"batch_size": (8, 48, 100)}}, (48, 100)),
-        ({"search": {"batch_size": ValueRange(low=64, high=128)}}, (32, 512)),
+        ({}, ()),
+        ({"fixed": {"batch_size": 64}}, (64,)),
+        ({"search": {"batch_size": (8, 48, 100)}}, (8, 48, 100)),
+        ({"search": {"batch_size": ValueRange(low=64, high=128)}}, (64, 128)),
     ],
 )
-def test_the_workload_is_profiled_at_the_default_and_the_largest_batch_size(
-    options: dict[str, Any], sizes: tuple[int, int]
+def test_the_workload_is_profiled_at_the_batch_sizes_of_the_request(
+    options: dict[str, Any], sizes: tuple[int, ...]
 ) -> None:
-    assert choose_probe_sizes(make_request(**options)) == sizes
+    assert list_requested_sizes(make_request(**options)) == sizes
