@@ -25,7 +25,7 @@ from autotune.child.device import (
 )
 from autotune.child.loader import build_plain_loader, count_epoch_batches, iterate_epochs
 from autotune.child.sample_counts import SampleCountError, check_batches, count_samples
-from autotune.child.sample_reader import SampleReader, find_costly_lines
+from autotune.child.sample_reader import SampleReader, find_costly_lines, find_epoch_state
 from autotune.child.step import Step
 from autotune.child.workload import LoadedWorkload
 from autotune.errors import WorkloadError
@@ -139,6 +139,7 @@ def profile_workload(
         batch_tensors=usual.tensors,
         on_accelerator=usual.on_accelerator,
         has_getitems=hasattr(parts.dataset, "__getitems__"),
+        epoch_state=find_epoch_state(workload),
         costly_lines=costly_lines,
         shards=next((n for n in shards if type(n) is int and n > 0 and workload.kind == "iterable"), None),
         baseline=workload.baseline,
@@ -174,7 +175,7 @@ def profile_sizes(
         return [usual]
     found = [usual]
     if usual_size > 1:
-        small = max(1, usual_size // SMALL_BATCH_DIVISOR)
+        small = max(usual_size // SMALL_BATCH_DIVISOR, min(2, usual_size - 1))  # one sample has no variance
         found.append(profile_size(small, step if len(sizes) > 1 else None))
     largest = max(size for size in sizes if size is not None)
     seconds = usual.load.wall + (0.0 if usual.step is None else usual.step.seconds.wall)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import shlex
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Literal, cast, get_args
 
 from torch.multiprocessing import get_sharing_strategy
@@ -232,6 +232,18 @@ def _check_dataset(parts: Workload, source: str) -> None:
         )
     if not is_ordered and len(dataset) == 0:
         raise UsageError(f"{found} of length 0: there is nothing to load.")
+
+
+def find_datasets(dataset: Any, path: str = "dataset", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield a dataset and those within it, each with its path."""
+    yield path, dataset
+    found = getattr(dataset, "__dict__", {})
+    within, several = found.get("dataset"), found.get("datasets")
+    parts = {f"{path}.dataset": within} if within is not None else {}
+    if isinstance(several, list | tuple):
+        parts |= {f"{path}.datasets[{index}]": one for index, one in enumerate(several)}
+    for name, one in parts.items() if depth < 4 else ():  # one may hold itself
+        yield from find_datasets(one, name, depth + 1)
 
 
 def _only_iterates(entry: Any) -> bool:

@@ -133,6 +133,7 @@ class WorkloadProfile(FoundIdentity):
     has_getitems: bool = False
     workers_duplicate_data: bool = False  # whether an iterable dataset delivers everything once per worker
     reads_worker_info: bool = False  # whether the dataset reads the number of its worker, or of all workers
+    epoch_state: LongText | None = None  # why the dataset may differ between epochs, as in `dataset.set_epoch()`
     costly_lines: tuple[CostlyLine, ...] = ()  # most of loading in one process, the costliest first
     differing_samples: BoundedCount = 0  # compared samples that workers return differently than the training process
     worker_threads_cpu: BoundedRate = 0.0  # CPU time of a worker's other threads over that of the one that loads

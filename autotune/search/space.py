@@ -113,6 +113,13 @@ def plan_space(
     if request.epochs == 1:
         notes.append("persistent_workers is on: it has no effect with --epochs 1")
         choices["persistent_workers"] = (True,)
+    if workload.epoch_state is not None and not request.is_asked("persistent_workers"):
+        keeps = own is not None and own.dataloader.persistent_workers
+        choices["persistent_workers"] = (keeps,)
+        notes.append(
+            f"persistent_workers stays {keeps}: the dataset may change between epochs ({workload.epoch_state}), and "
+            "persistent workers keep that of their first epoch"
+        )
     choices |= {name: _restrict(name, choices[name], requested[name]) for name in requested if name != "batch_size"}
     choices |= {name: (value,) for name, value in workload.fixed_settings.items()}
     if choices["num_workers"] == (0,):

@@ -255,7 +255,7 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
     if bottleneck == "cpu" and workload.step_cpus >= THREADED_STEP_CPUS:
         yield f"The step keeps {workload.step_cpus:.1f} CPUs busy: limit its threads with torch.set_num_threads(1)."
     if bottleneck == "epoch":
-        keep = "" if loader.persistent_workers else "set persistent_workers=True, or "
+        keep = "" if loader.persistent_workers or workload.epoch_state else "set persistent_workers=True, or "
         yield f"Every short epoch fills the queue again: {keep}use a sampler that repeats the data in one epoch."
     if bottleneck == "copy" and workload.h2d is not None:
         yield (

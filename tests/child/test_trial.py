@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
 
 from autotune.child.distributed import RankSync
-from autotune.child.trial import TrialRun, list_workers
+from autotune.child.trial import TrialRun, list_workers, warm_up_step
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.measurement import Measurement
 from autotune.protocol.messages import TrialRequest
@@ -84,6 +84,32 @@ def test_the_epoch_of_a_sampler_is_set_to_a_number_that_no_trial_repeats() -> No
     for _ in range(2):
         TrialRun(loaded, lambda batch: None, CPU, order, lambda batches: None, alone).run()
     assert sampler.epochs == [0, 1, 2, 3]
+
+
+class DatasetWithEpochs(TensorDataset):
+    def __init__(self) -> None:
+        super().__init__(torch.zeros(40, 1))
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def test_the_epoch_of_every_part_is_set_once_as_trainers_do() -> None:
+    data, sampler = DatasetWithEpochs(), RecordsEpochs(40)
+    parts = Workload(dataset=data, batch_sampler=BatchSampler(sampler, 10, drop_last=False))
+    measure(parts, 0, None)
+    assert (data.epochs, sampler.epochs) == ([0, 1], [0, 1])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_warm_up_reports_between_batches_that_go_to_the_step_once(workers: int) -> None:
+    batches: list[Any] = []
+    phases: list[str] = []
+    loaded = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(10, 1))))  # one batch in an epoch
+    seconds = warm_up_step(loaded, batches.append, CPU, make_config(workers, batch_size=10), phases.append)
+    assert len({id(batch) for batch in batches}) == len(phases) == (1 if workers else 3)
+    assert seconds >= 0
 
 
 @pytest.mark.parametrize(

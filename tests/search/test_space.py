@@ -115,6 +115,7 @@ def test_a_setting_of_the_users_loader_cannot_have_another_value(options: dict[s
 SMALL, DROPPING = make_workload(samples=40), make_workload(samples=50, drop_last=True)
 OWN = make_config(11, 5, 48, persistent_workers=True)
 READY = make_workload(cpu_share=1.0, baseline=OWN)  # a factory that returns a DataLoader with these settings
+CHANGING = make_workload(epoch_state="dataset.set_epoch()")
 DIFFERING = make_workload(differing_samples=2)
 DUPLICATING = make_workload(kind="iterable", workers_duplicate_data=True)
 DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 33)
@@ -141,7 +142,12 @@ DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 33)
         ("sharing_strategy", WAITING, {"search": {"sharing_strategy": ("file_system",)}}, ("file_system",)),
         ("persistent_workers", WAITING, {"epochs": 1}, (True,)),
         ("persistent_workers", WAITING, {"epochs": 2}, (False, True)),
+        ("persistent_workers", CHANGING, {}, (False,)),
+        ("persistent_workers", CHANGING, {"epochs": 1}, (False,)),
+        ("persistent_workers", CHANGING, {"search": {"persistent_workers": (False, True)}}, (False, True)),
+        ("persistent_workers", CHANGING.model_copy(update={"baseline": OWN}), {}, (True,)),
         ("device_prefetch", make_gpu_workload(), {}, (False, True)),
+        ("device_prefetch", make_gpu_workload(step_takes_moved=False), {}, (False,)),
         ("worker_threads", make_workload(worker_threads_cpu=0.1), {}, (None,)),
         ("worker_threads", make_workload(worker_threads_cpu=0.9), {}, (None, 1)),
         ("worker_threads", WAITING, {"search": {"worker_threads": (1, None)}}, (None, 1)),
