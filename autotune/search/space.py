@@ -117,8 +117,7 @@ def plan_space(
         keeps = own is not None and own.dataloader.persistent_workers
         choices["persistent_workers"] = (keeps,)
         notes.append(
-            f"persistent_workers stays {keeps}: the dataset may change between epochs ({workload.epoch_state}), and "
-            "persistent workers keep that of their first epoch"
+            f"persistent_workers stays {keeps}: the dataset may change between epochs ({workload.epoch_state})"
         )
     choices |= {name: _restrict(name, choices[name], requested[name]) for name in requested if name != "batch_size"}
     choices |= {name: (value,) for name, value in workload.fixed_settings.items()}
