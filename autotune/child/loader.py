@@ -148,16 +148,6 @@ def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> MeasuredLoad
     return StoppableDataLoader(parts.dataset, **settings)
 
 
-def iterate_epochs(loader: Iterable[Any]) -> Iterator[Any]:
-    """Yield the batches of one epoch after another, until an epoch has none."""
-    is_empty = False
-    while not is_empty:
-        is_empty = True
-        for batch in loader:
-            is_empty = False
-            yield batch
-
-
 def is_forking(start_method: str | None) -> bool:
     """Return whether workers are forked with this start method; None is that of this process."""
     return (start_method or read_start_method_in_force()) == "fork"

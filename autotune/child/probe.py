@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from autotune.child.device import (
     synchronize,
     time_calls,
 )
-from autotune.child.loader import build_plain_loader, count_epoch_batches, iterate_epochs
+from autotune.child.loader import build_plain_loader, count_epoch_batches
 from autotune.child.sample_counts import SampleCountError, check_batches, count_samples
 from autotune.child.sample_reader import SampleReader, find_costly_lines, find_epoch_state
 from autotune.child.step import Step
@@ -41,7 +41,7 @@ LOAD_SECONDS: Final = 0.5  # of loading batches of one size
 MAX_LOADED: Final = 50  # batches of one size; each has another size if its samples are padded
 MAX_STREAMED: Final = 1000  # batches of a stream; few of them take long: the next shard or chunk
 STEP_SECONDS: Final = 0.3  # of loading further batches and running the step on them
-MAX_STEPS: Final = 200
+MAX_EPOCHS: Final = 10  # of batches for the step, if epochs are short
 MAX_LARGEST_SECONDS: Final = 0.2  # for one batch of the largest size and its step
 MAX_CHECKED_SECONDS: Final = 1.0  # of loading CHECKED_BATCH samples; those of slower datasets are not checked
 CHECKED_BATCH: Final = 2  # samples
@@ -50,11 +50,9 @@ SMALL_BATCH_DIVISOR: Final = 4  # of the usual batch size
 OnPhase = Callable[[str], None]
 
 
-class LoadedBatches(NamedTuple):
-    """Batches that were loaded one after another, of which only the last one still exists."""
+class LoadCosts(NamedTuple):
+    """Costs and sizes of batches that were loaded one after another."""
 
-    last: Any
-    following: Iterator[Any]  # batches after the last one, also of further epochs
     seconds: list[CallSeconds]
     samples: list[int]
     bytes: list[int]  # of their tensors
@@ -62,12 +60,10 @@ class LoadedBatches(NamedTuple):
     @property
     def sample_bytes(self) -> tuple[int, int]:
         """The mean bytes of a sample, and the half-width of its 95% interval: each batch may be padded."""
-        mean = sum(self.bytes) / max(1, sum(self.samples))
-        means = [size / max(1, count) for size, count in zip(self.bytes, self.samples, strict=True)]
-        if len(means) < 2:
-            return round(mean), 0
-        half_width = student_t(len(means) - 1) * statistics.stdev(means) / math.sqrt(len(means))
-        return round(mean), math.ceil(half_width)
+        means, half_width = [size / max(1, count) for size, count in zip(self.bytes, self.samples, strict=True)], 0.0
+        if len(means) > 1:
+            half_width = student_t(len(means) - 1) * statistics.stdev(means) / math.sqrt(len(means))
+        return round(sum(self.bytes) / max(1, sum(self.samples))), math.ceil(half_width)
 
 
 class StepProfile(NamedTuple):
@@ -98,8 +94,7 @@ def profile_workload(
     free_bytes = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) if is_cuda else 0
     sizes = profile_sizes(workload, step, device, command.batch_sizes, on_phase)
     stepped = [(one, one.step) for one in sizes if one.step is not None]
-    usual, largest = stepped[0][0], max((one for one, _ in stepped), key=lambda one: one.samples)
-    usual_step = stepped[0][1]
+    (usual, usual_step), (largest, _) = stepped[0], max(stepped, key=lambda pair: pair[0].samples)
     load = CallSeconds(*map(sum, zip(*(one.load for one in sizes), strict=True)))
     load_cost = LinearCost.fit([(one.samples, one.load.wall) for one in sizes])
     is_slow = load_cost.per_batch(CHECKED_BATCH) > MAX_CHECKED_SECONDS
@@ -166,8 +161,7 @@ def profile_sizes(
     The step runs only on batch sizes that the search may try, or near them: others may be impossible for it.
     """
     profile_size = partial(_profile_size, workload, device, on_phase)
-    sizes = list_sizes(workload, requested)
-    usual_size = choose_usual(sizes)
+    usual_size, *others = list_sizes(workload, requested)
     if usual_size is not None and workload.kind == "map" and hasattr(workload.parts.dataset, "__getitems__"):
         _check_getitems(workload.parts.dataset, workload.parts.sampler, usual_size)
     usual = profile_size(usual_size, step)
@@ -176,8 +170,8 @@ def profile_sizes(
     found = [usual]
     if usual_size > 1:
         small = max(usual_size // SMALL_BATCH_DIVISOR, min(2, usual_size - 1))  # one sample has no variance
-        found.append(profile_size(small, step if len(sizes) > 1 else None))
-    largest = max(size for size in sizes if size is not None)
+        found.append(profile_size(small, step if others else None))
+    largest = max(filter(None, (usual_size, *others)))
     seconds = usual.load.wall + (0.0 if usual.step is None else usual.step.seconds.wall)
     if largest > usual.samples and seconds < MAX_LARGEST_SECONDS * usual.samples / largest:
         with suppress(torch.OutOfMemoryError):  # only a guess; its trials will show which size fits
@@ -187,18 +181,17 @@ def profile_sizes(
 
 
 def list_sizes(workload: LoadedWorkload, requested: Sequence[int]) -> Sequence[int | None]:
-    """Return the batch sizes of the search, ascending: its own or the requested ones; None for the user's batches."""
+    """Return the batch sizes of the search, the nearest to the default first; None if the user's code makes batches."""
     if workload.batching == "user":
         return [None]
-    own = None if workload.baseline is None else workload.baseline.dataloader.batch_size
-    sizes: Sequence[int] = requested or ((own,) if own else SETTINGS["batch_size"].choices)
-    sizes = [workload.fixed["batch_size"]] if "batch_size" in workload.fixed else sizes
-    return sorted({min(size, workload.expected_samples or size) for size in sizes})
-
-
-def choose_usual(sizes: Sequence[int | None]) -> int | None:
-    """Return the size that is nearest to the default."""
-    return min(sizes, key=lambda size: abs((size or 0) - SETTINGS["batch_size"].recommended))
+    own, setting = (
+        None if workload.baseline is None else workload.baseline.dataloader.batch_size,
+        SETTINGS["batch_size"],
+    )
+    sizes = [workload.fixed["batch_size"]] if "batch_size" in workload.fixed else requested
+    sizes = sizes or ((own,) if own else setting.choices)
+    most = workload.expected_samples or max(sizes)
+    return sorted({min(size, most) for size in sizes}, key=lambda size: abs(size - setting.recommended))
 
 
 def _check_getitems(dataset: Any, sampler: Any, size: int) -> None:
@@ -214,20 +207,20 @@ def _profile_size(
     workload: LoadedWorkload, device: torch.device, on_phase: OnPhase, size: int | None, step: Step | None
 ) -> SizeProfile:
     """Profile batches of one size; a batch is measured before the step, which may change it."""
-    found = load_batches(workload, size, on_phase)
-    warm = found.seconds[1:] or found.seconds
+    found, batches = load_batches(workload, size, on_phase)
     on_phase("copying to the device")
-    tensors = list(find_tensors(found.last))
-    h2d = measure_h2d(found.last, device) if device.type == "cuda" else None
-    count, is_there = len(tensors), any(tensor.device.type != "cpu" for tensor in tensors)
-    del tensors
+    batch = next(batches)
+    h2d = measure_h2d(batch, device) if device.type == "cuda" else None
+    devices = [tensor.device.type for tensor in find_tensors(batch)]
+    batches = chain([batch], batches)
+    del batch  # so that it ends with its step
     return SizeProfile(
         samples=statistics.fmean(found.samples),
-        load=CallSeconds(*map(statistics.fmean, zip(*warm, strict=True))),
-        step=None if step is None else profile_step(step, chain([found.last], found.following), device, on_phase),
+        load=CallSeconds(*map(statistics.fmean, zip(*(found.seconds[1:] or found.seconds), strict=True))),
+        step=None if step is None else profile_step(step, batches, device, on_phase),
         sample_bytes=found.sample_bytes,
-        tensors=count,
-        on_accelerator=is_there,
+        tensors=len(devices),
+        on_accelerator=any(name != "cpu" for name in devices),
         h2d=h2d,
     )
 
@@ -237,14 +230,12 @@ def count_bytes(batch: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in find_tensors(batch))
 
 
-def load_batches(workload: LoadedWorkload, size: int | None, on_phase: OnPhase) -> LoadedBatches:
-    """Load batches for a while."""
+def load_batches(workload: LoadedWorkload, size: int | None, on_phase: OnPhase) -> tuple[LoadCosts, Iterator[Any]]:
+    """Load batches for a while; return their costs, and an iterator over the last one and those after it."""
     loader = build_plain_loader(workload, size)
     is_map = workload.kind == "map" and loader.delivers_as_sampled  # then the sampler counts
     most = MAX_LOADED if workload.kind == "map" else MAX_STREAMED
-    times: list[CallSeconds] = []
-    samples: list[int] = []
-    sizes: list[int] = []
+    times, samples, sizes = costs = LoadCosts([], [], [])
     batches = iter(loader)
     try:
         with single_thread():
@@ -262,7 +253,7 @@ def load_batches(workload: LoadedWorkload, size: int | None, on_phase: OnPhase) 
                 check_batches(len(times), loader.index_source.batches if is_map else None, earlier=())
     except SampleCountError as error:
         raise WorkloadError(f"The dataset {error}.") from None
-    return LoadedBatches(batch, chain(batches, iterate_epochs(loader)), times, samples, sizes)
+    return costs, chain([batch], batches, chain.from_iterable(repeat(loader, MAX_EPOCHS)))
 
 
 def profile_step(step: Step, batches: Iterator[Any], device: torch.device, on_phase: OnPhase) -> StepProfile:
@@ -284,7 +275,7 @@ def profile_step(step: Step, batches: Iterator[Any], device: torch.device, on_ph
         except Exception:  # it needs parts of its batch on the CPU, or the memory of the copy
             takes_moved = False
     deadline = time.perf_counter() + STEP_SECONDS
-    for batch in islice(batches, MAX_STEPS):
+    for batch in batches:
         times.append(run(move_batch(batch, device) if takes_moved else batch))
         on_phase("running the step")
         if time.perf_counter() > deadline:
@@ -311,7 +302,7 @@ def identify_workload(
     workload: LoadedWorkload, device: torch.device, requested: Sequence[int], on_phase: OnPhase
 ) -> IdentityReport:
     """Load batches as the probe does, and describe the workload."""
-    sample_bytes, error = load_batches(workload, choose_usual(list_sizes(workload, requested)), on_phase).sample_bytes
+    sample_bytes, error = load_batches(workload, list_sizes(workload, requested)[0], on_phase)[0].sample_bytes
     return IdentityReport(
         kind=workload.kind,
         samples=workload.expected_samples,

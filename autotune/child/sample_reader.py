@@ -198,9 +198,8 @@ def find_epoch_state(workload: LoadedWorkload) -> str | None:
         loader = build_plain_loader(workload, BATCH)
         batches = iter(loader)
         next(iter(loader.index_source) if workload.kind == "map" else batches, None)
-        held = ((path, getattr(one, "__dict__", {})) for path, one in datasets.items())
-        plain = ((path, name, value) for path, values in held for name, value in values.items())
-        return {f"{path}.{name}": str(value) for path, name, value in plain if isinstance(value, int | float | str)}
+        held = ((f"{path}.{name}", value) for path, one in datasets.items() for name, value in vars(one).items())
+        return {path: str(value) for path, value in held if isinstance(value, int | float | str)}
 
     try:
         first, second = ({}, {}) if workload.is_opaque else (start_epoch(), start_epoch())

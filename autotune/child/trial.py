@@ -23,7 +23,6 @@ from autotune.child.loader import (
     count_epoch_batches,
     count_epoch_samples,
     is_forking,
-    iterate_epochs,
 )
 from autotune.child.sample_counts import check_batches, count_samples
 from autotune.child.step import Step
@@ -87,11 +86,7 @@ class EpochRecorder:
 
 
 def warm_up_step(
-    workload: LoadedWorkload,
-    step: Step,
-    device: torch.device,
-    config: LoaderConfig,
-    on_phase: Callable[[str], None] = lambda phase: None,
+    workload: LoadedWorkload, step: Step, device: torch.device, config: LoaderConfig, on_phase: Callable[[str], None]
 ) -> float:
     """Run the step on a few batches, from a worker if this process must not read the dataset.
 
@@ -100,8 +95,8 @@ def warm_up_step(
     settings, steps = config.dataloader, WARM_UP_STEPS if device.type == "cpu" else DEVICE_WARM_UP_STEPS
     loader = build_plain_loader(workload, settings.batch_size, min(1, settings.num_workers), prefetch_factor=1)
     loader.index_source.open(max_batches=steps)
-    loads, started = [], time.perf_counter()
-    for batch in itertools.islice(loader if settings.num_workers else iterate_epochs(loader), steps):
+    loads, started, epochs = [], time.perf_counter(), itertools.repeat(loader, 1 if settings.num_workers else steps)
+    for batch in itertools.islice(itertools.chain.from_iterable(epochs), steps):
         loads.append(time.perf_counter() - started)
         on_phase("warming the step up")
         step(batch)
@@ -115,13 +110,6 @@ def list_workers(iterator: Iterator[Any] | None) -> list[BaseProcess]:
     """Return the worker processes of torch's iterator; another library may use the name for anything."""
     workers = getattr(iterator, "_workers", None)
     return [one for one in workers if isinstance(one, BaseProcess)] if isinstance(workers, list) else []
-
-
-def list_epoch_parts(loader: Any) -> list[Any]:
-    """Return the parts of a loader whose `set_epoch` trainers call: Lightning, accelerate, transformers."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    samplers = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    return list({id(part): part for part in (loader, *samplers, getattr(loader, "dataset", None))}.values())
 
 
 class TrialRun:
@@ -205,7 +193,10 @@ class TrialRun:
 
     def _run_epoch(self, max_batches: int) -> EpochTrace:
         number = self._ranks.start_epoch()
-        for part in list_epoch_parts(self._loader):
+        owner = getattr(self._loader, "batch_sampler", None)
+        parts = [getattr(self._loader, name, None) for name in ("sampler", "dataset")]
+        parts += [self._loader, owner, getattr(owner, "sampler", None)]
+        for part in {id(part): part for part in parts}.values():  # Lightning, accelerate and transformers do so, too
             if callable(set_epoch := getattr(part, "set_epoch", None)):
                 set_epoch(number)
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches

@@ -237,13 +237,11 @@ def _check_dataset(parts: Workload, source: str) -> None:
 def find_datasets(dataset: Any, path: str = "dataset", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield a dataset and those within it, each with its path."""
     yield path, dataset
-    found = getattr(dataset, "__dict__", {})
-    within, several = found.get("dataset"), found.get("datasets")
-    parts = {f"{path}.dataset": within} if within is not None else {}
-    if isinstance(several, list | tuple):
-        parts |= {f"{path}.datasets[{index}]": one for index, one in enumerate(several)}
-    for name, one in parts.items() if depth < 4 else ():  # one may hold itself
-        yield from find_datasets(one, name, depth + 1)
+    held = getattr(dataset, "__dict__", {}) if depth < 4 else {}  # one may hold itself
+    if "dataset" in held:
+        yield from find_datasets(held["dataset"], f"{path}.dataset", depth + 1)
+    for index, one in enumerate(held["datasets"] if isinstance(held.get("datasets"), list | tuple) else ()):
+        yield from find_datasets(one, f"{path}.datasets[{index}]", depth + 1)
 
 
 def _only_iterates(entry: Any) -> bool:
