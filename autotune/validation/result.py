@@ -238,8 +238,8 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
     load, collate = workload.load_cost.per_batch(size), workload.collate_cost.per_batch(size)
     if workload.epoch_state is not None and loader.num_workers and not loader.persistent_workers:
         yield (
-            f"The dataset may change between epochs ({workload.epoch_state}), and persistent workers would keep that "
-            "of their first epoch. If it does not change, try --set persistent_workers=true."
+            f"The dataset may change between epochs ({workload.epoch_state}), and persistent workers would keep their "
+            "copies of it. If it does not change, try --set persistent_workers=true."
         )
     is_slow = workload.cpu_share < IO_CPU_SHARE and (is_loading or bottleneck == "epoch")
     if is_slow and workload.kind == "map" and not workload.has_getitems and workload.batching != "user":
