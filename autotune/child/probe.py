@@ -184,9 +184,9 @@ def list_sizes(workload: LoadedWorkload, requested: Sequence[int]) -> Sequence[i
     """Return the batch sizes of the search, the nearest to the default first; None if the user's code makes batches."""
     if workload.batching == "user":
         return [None]
-    own, setting = (
-        None if workload.baseline is None else workload.baseline.dataloader.batch_size,
+    setting, own = (
         SETTINGS["batch_size"],
+        None if workload.baseline is None else workload.baseline.dataloader.batch_size,
     )
     sizes = [workload.fixed["batch_size"]] if "batch_size" in workload.fixed else requested
     sizes = sizes or ((own,) if own else setting.choices)
@@ -262,6 +262,7 @@ def profile_step(step: Step, batches: Iterator[Any], device: torch.device, on_ph
     reset_peak(device)
 
     def run(batch: Any) -> CallSeconds:
+        synchronize(device)  # the copy of the batch may still run
         started = read_clocks()
         step(batch)
         returned = read_clocks()  # the CPU time of waiting for the device does not count
