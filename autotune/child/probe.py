@@ -184,12 +184,11 @@ def list_sizes(workload: LoadedWorkload, requested: Sequence[int]) -> Sequence[i
     """Return the batch sizes of the search, the nearest to the default first; None if the user's code makes batches."""
     if workload.batching == "user":
         return [None]
-    setting, own = (
-        SETTINGS["batch_size"],
-        None if workload.baseline is None else workload.baseline.dataloader.batch_size,
-    )
-    sizes = [workload.fixed["batch_size"]] if "batch_size" in workload.fixed else requested
-    sizes = sizes or ((own,) if own else setting.choices)
+    setting, baseline = SETTINGS["batch_size"], workload.baseline
+    own = None if baseline is None else baseline.dataloader.batch_size
+    sizes = requested or ((own,) if own else setting.choices)
+    if "batch_size" in workload.fixed:
+        sizes = (workload.fixed["batch_size"],)
     most = workload.expected_samples or max(sizes)
     return sorted({min(size, most) for size in sizes}, key=lambda size: abs(size - setting.recommended))
 
