@@ -24,7 +24,7 @@ from autotune.protocol.workload_profile import identify
 from autotune.request import TuningRequest
 from autotune.runner.runner import TrialRunner
 from autotune.search.plan import Plan
-from autotune.search.space import choose_probe_sizes
+from autotune.search.space import list_requested_sizes
 from autotune.system.machine import Software, describe_local_hardware, read_machine
 from autotune.system.software import read_start_method_in_force, read_torch
 from autotune.time_budget import TimeBudget
@@ -114,7 +114,7 @@ def check(
     request.workload.check_import_strings()
     with TrialRunner(request.workload, request.stall_seconds, progress) as runner:
         try:
-            found = runner.identify(choose_probe_sizes(request)[0], plan_budgets(machine, request))
+            found = runner.identify(list_requested_sizes(request), plan_budgets(machine, request))
         except OSError as error:
             raise spawn_error(error) from None
     here, workload = machine.hardware(found.accelerator), identify(request.workload, found)

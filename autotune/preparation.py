@@ -16,7 +16,7 @@ from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, explain_invalid
 from autotune.runner.runner import TrialRunner
 from autotune.search.plan import Plan, make_plan
-from autotune.search.space import choose_probe_sizes
+from autotune.search.space import list_requested_sizes
 from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
 from autotune.time_budget import TimeBudget
 
@@ -69,7 +69,7 @@ def prepare_run(
     """Profile the workload unless its profile is given, and plan limits and search space."""
     budgets = plan_budgets(machine, request)
     if workload is None:
-        sizes = choose_probe_sizes(request)
+        sizes = list_requested_sizes(request)
         try:
             workload = runner.probe(sizes, budgets, machine.usable_cpus, time_budget.left_seconds)
         except OSError as error:

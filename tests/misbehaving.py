@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from autotune import Workload
 
 SAMPLES = 64
+FIRST_USE_SECONDS = 0.6
 Place = Literal["worker", "main", "both"]
 
 
@@ -80,6 +81,18 @@ class Given(Honest):
 
     def __getitem__(self, index: int) -> Any:
         return self._read(index)
+
+
+class SlowAtFirstUse(Honest):
+    """Waits when a process first reads it, as for an import or a file that is opened."""
+
+    _was_used = False
+
+    def __getitem__(self, index: int) -> Any:
+        if not self._was_used:
+            time.sleep(FIRST_USE_SECONDS)
+            self._was_used = True
+        return super().__getitem__(index)
 
 
 class LazilyOpened(Honest):
@@ -194,6 +207,10 @@ class QueriesBatches(Honest):
 
 make_honest, make_lazily_opened, make_hanging, make_empty = Honest, LazilyOpened, hang, partial(Honest, samples=0)
 make_unsharded, make_sharded, make_queries_batches = Unsharded, Sharded, QueriesBatches
+make_slow_at_first_use, make_dicts = (
+    SlowAtFirstUse,
+    partial(Given, lambda index: {"x": torch.zeros(4), "labels": index}),
+)
 _LOST_HANDLE = partial(fail, RuntimeError("the handle does not survive a fork"))
 make_fails_in_workers = partial(Honest, act=act(_LOST_HANDLE, "worker"))
 make_hangs_in_workers = partial(Honest, act=act(hang, "worker"))
@@ -241,6 +258,11 @@ def make_counting_step() -> Callable[[Any], None]:
 
 def make_step_that_fails() -> Callable[[Any], None]:
     return lambda batch: fail(RuntimeError("shapes do not match"))
+
+
+def make_popping_step() -> Callable[[Any], None]:
+    """Take the labels out of each batch, as the loss of a model of transformers does."""
+    return lambda batch: batch.pop("labels").sum()
 
 
 def make_no_step() -> int:

@@ -24,7 +24,7 @@ from autotune.child.loader import MeasuredLoader, build_plain_loader
 from autotune.child.sample_counts import DUPLICATED_RATIO, count_samples
 from autotune.child.sample_reader import HashedDataset
 from autotune.child.trial import list_workers
-from autotune.child.workload import LoadedWorkload
+from autotune.child.workload import LoadedWorkload, find_datasets
 from autotune.profiles.device_prefetch import find_tensors
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.system.procfs import measure_pss, read_smaps
@@ -219,7 +219,7 @@ def describe_growth(workload: LoadedWorkload, readings: Sequence[tuple[int, int]
     rate = seen / max(1, readings[-1][0] - readings[0][0])
     heap, samples = read_smaps("self")["Anonymous"], workload.expected_samples
     copied = heap if samples is None else min(heap, int(rate * samples))
-    size, path, value = max(_list_collections(workload.parts.dataset, "dataset"), default=(0, "", ()))
+    size, path, value = max(_list_collections(workload.parts.dataset), default=(0, "", ()))
     is_explained = size > MIN_SHARE * copied
     if copied < (MIN_NOTED_BYTES if is_explained else MIN_UNEXPLAINED_BYTES):
         return None  # every worker copies a little
@@ -236,15 +236,11 @@ def describe_growth(workload: LoadedWorkload, readings: Sequence[tuple[int, int]
     )
 
 
-def _list_collections(dataset: Any, path: str, depth: int = 0) -> Iterator[tuple[float, str, Any]]:
+def _list_collections(dataset: Any) -> Iterator[tuple[float, str, Any]]:
     """Yield estimated size, path and value of each collection that a dataset, or one within it, holds."""
-    for name, value in list(getattr(dataset, "__dict__", {}).items()):
-        if type(value) in (list, tuple, dict, set) and value:
-            entries = value.values() if type(value) is dict else value
-            size = statistics.fmean(map(sys.getsizeof, islice(entries, 64)))
-            yield sys.getsizeof(value) + len(value) * size, f"{path}.{name}", value
-        if name == "dataset" and depth < 4:  # one may hold itself
-            yield from _list_collections(value, f"{path}.{name}", depth + 1)
-        if name == "datasets" and depth < 4 and isinstance(value, list | tuple):
-            for key, inner in enumerate(value):
-                yield from _list_collections(inner, f"{path}.{name}[{key}]", depth + 1)
+    for path, one in find_datasets(dataset):
+        for name, value in list(getattr(one, "__dict__", {}).items()):
+            if type(value) in (list, tuple, dict, set) and value:
+                entries = value.values() if type(value) is dict else value
+                size = statistics.fmean(map(sys.getsizeof, islice(entries, 64)))
+                yield sys.getsizeof(value) + len(value) * size, f"{path}.{name}", value

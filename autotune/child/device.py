@@ -122,8 +122,8 @@ def make_step_timer(device: torch.device) -> StepTimer:
     """Start a timer of the steps on this device."""
     if device.type != "cuda":
         return HostStepTimer()
-    return CudaStepTimer(
-        lambda: torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True, blocking=True))
+    return CudaStepTimer(  # the step may make another device current, which `synchronize` does not wait for
+        lambda: torch.cuda.current_stream(device).record_event(torch.cuda.Event(enable_timing=True, blocking=True))
     )
 
 

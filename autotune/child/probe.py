@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -24,17 +25,23 @@ from autotune.child.device import (
 )
 from autotune.child.loader import build_plain_loader, count_epoch_batches
 from autotune.child.sample_counts import SampleCountError, check_batches, count_samples
-from autotune.child.sample_reader import SampleReader, find_costly_lines
+from autotune.child.sample_reader import SampleReader, find_costly_lines, find_epoch_state
 from autotune.child.step import Step
 from autotune.child.workload import LoadedWorkload
 from autotune.errors import WorkloadError
 from autotune.profiles.device_prefetch import find_tensors, move_batch
 from autotune.protocol.messages import IdentityReport, ProbeCommand, ProbeReport
+from autotune.protocol.statistics import student_t
 from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
+from autotune.settings import SETTINGS
 from autotune.system.procfs import read_resident
 from autotune.system.software import read_software
 
 LOAD_SECONDS: Final = 0.5  # of loading batches of one size
+MAX_LOADED: Final = 50  # batches of one size; each has another size if its samples are padded
+MAX_STREAMED: Final = 1000  # batches of a stream; few of them take long: the next shard or chunk
+STEP_SECONDS: Final = 0.3  # of loading further batches and running the step on them
+MAX_EPOCHS: Final = 10  # of batches for the step, if epochs are short
 MAX_LARGEST_SECONDS: Final = 0.2  # for one batch of the largest size and its step
 MAX_CHECKED_SECONDS: Final = 1.0  # of loading CHECKED_BATCH samples; those of slower datasets are not checked
 CHECKED_BATCH: Final = 2  # samples
@@ -43,17 +50,40 @@ SMALL_BATCH_DIVISOR: Final = 4  # of the usual batch size
 OnPhase = Callable[[str], None]
 
 
+class LoadCosts(NamedTuple):
+    """Costs and sizes of batches that were loaded one after another."""
+
+    seconds: list[CallSeconds]
+    samples: list[int]
+    bytes: list[int]  # of their tensors
+
+    @property
+    def sample_bytes(self) -> tuple[int, int]:
+        """The mean bytes of a sample, and the half-width of its 95% interval: each batch may be padded."""
+        means, half_width = [size / max(1, count) for size, count in zip(self.bytes, self.samples, strict=True)], 0.0
+        if len(means) > 1:
+            half_width = student_t(len(means) - 1) * statistics.stdev(means) / math.sqrt(len(means))
+        return round(sum(self.bytes) / max(1, sum(self.samples))), math.ceil(half_width)
+
+
+class StepProfile(NamedTuple):
+    """Costs of the step on batches of one size."""
+
+    seconds: CallSeconds  # mean
+    peak_gpu_bytes: int
+    takes_moved: bool  # whether it takes a batch all of which is on the device
+
+
 class SizeProfile(NamedTuple):
     """Costs of batches of one size."""
 
     samples: float  # in a batch, mean
     load: CallSeconds  # mean
-    step: CallSeconds  # mean
-    sample_bytes: int
+    step: StepProfile | None
+    sample_bytes: tuple[int, int]
     tensors: int
     on_accelerator: bool
     h2d: H2DBandwidth | None
-    peak_gpu_bytes: int
 
 
 def profile_workload(
@@ -62,8 +92,9 @@ def profile_workload(
     """Measure the costs that the cost model and the limits need, except those of workers."""
     is_cuda = device.type == "cuda"
     free_bytes = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) if is_cuda else 0
-    sizes = profile_sizes(workload, step, device, command, on_phase)
-    usual, largest = sizes[0], max(sizes, key=lambda one: one.samples)
+    sizes = profile_sizes(workload, step, device, command.batch_sizes, on_phase)
+    stepped = [(one, one.step) for one in sizes if one.step is not None]
+    (usual, usual_step), (largest, _) = stepped[0], max(stepped, key=lambda pair: pair[0].samples)
     load = CallSeconds(*map(sum, zip(*(one.load for one in sizes), strict=True)))
     load_cost = LinearCost.fit([(one.samples, one.load.wall) for one in sizes])
     is_slow = load_cost.per_batch(CHECKED_BATCH) > MAX_CHECKED_SECONDS
@@ -93,14 +124,17 @@ def profile_workload(
         load_cost=load_cost,
         cpu_share=load.cpu / max(1e-9, load.wall),
         worker_threads_cpu=max(0.0, load.threads) / max(1e-9, load.cpu - load.threads, 0.01 * load.wall),
-        step_cost=LinearCost.fit([(one.samples, one.step.wall) for one in sizes]),
-        step_cpus=usual.step.cpu / max(1e-9, usual.step.wall),
+        step_cost=LinearCost.fit([(one.samples, step.seconds.wall) for one, step in stepped]),
+        step_cpus=usual_step.seconds.cpu / max(1e-9, usual_step.seconds.wall),
+        step_takes_moved=all(step.takes_moved for _, step in stepped),
         h2d=largest.h2d,
-        gpu_bytes=LinearBytes.fit([(one.samples, one.peak_gpu_bytes) for one in sizes]),
-        sample_bytes=usual.sample_bytes,
+        gpu_bytes=LinearBytes.fit([(one.samples, step.peak_gpu_bytes) for one, step in stepped]),
+        sample_bytes=usual.sample_bytes[0],
+        sample_bytes_error=usual.sample_bytes[1],
         batch_tensors=usual.tensors,
         on_accelerator=usual.on_accelerator,
         has_getitems=hasattr(parts.dataset, "__getitems__"),
+        epoch_state=find_epoch_state(workload),
         costly_lines=costly_lines,
         shards=next((n for n in shards if type(n) is int and n > 0 and workload.kind == "iterable"), None),
         baseline=workload.baseline,
@@ -120,28 +154,43 @@ def profile_workload(
 
 
 def profile_sizes(
-    workload: LoadedWorkload, step: Step, device: torch.device, command: ProbeCommand, on_phase: OnPhase
+    workload: LoadedWorkload, step: Step, device: torch.device, requested: Sequence[int], on_phase: OnPhase
 ) -> list[SizeProfile]:
-    """Profile the usual batch size, a smaller one, and the largest unless that takes long."""
-    profile_size = partial(_profile_size, workload, step, device, on_phase)
-    size = choose_size(workload, command.batch_size)
-    if size is not None and workload.kind == "map" and hasattr(workload.parts.dataset, "__getitems__"):
-        _check_getitems(workload.parts.dataset, workload.parts.sampler, size)
-    usual = profile_size(size)
-    if size is None or "batch_size" in workload.fixed:
+    """Profile the usual batch size, a smaller one, and the largest unless that takes long.
+
+    The step runs only on batch sizes that the search may try, or near them: others may be impossible for it.
+    """
+    profile_size = partial(_profile_size, workload, device, on_phase)
+    usual_size, *others = list_sizes(workload, requested)
+    if usual_size is not None and workload.kind == "map" and hasattr(workload.parts.dataset, "__getitems__"):
+        _check_getitems(workload.parts.dataset, workload.parts.sampler, usual_size)
+    usual = profile_size(usual_size, step)
+    if usual_size is None or "batch_size" in workload.fixed:
         return [usual]
-    sizes = [usual, profile_size(max(1, size // SMALL_BATCH_DIVISOR))] if size > 1 else [usual]
-    largest = min(command.largest, workload.expected_samples or command.largest)
-    is_fast = usual.load.wall + usual.step.wall < MAX_LARGEST_SECONDS * usual.samples / largest
-    return [*sizes, profile_size(largest)] if is_fast and largest > usual.samples else sizes
+    found = [usual]
+    if usual_size > 1:
+        small = max(usual_size // SMALL_BATCH_DIVISOR, min(2, usual_size - 1))  # one sample has no variance
+        found.append(profile_size(small, step if others else None))
+    largest = max(filter(None, (usual_size, *others)))
+    seconds = usual.load.wall + (0.0 if usual.step is None else usual.step.seconds.wall)
+    if largest > usual.samples and seconds < MAX_LARGEST_SECONDS * usual.samples / largest:
+        with suppress(torch.OutOfMemoryError):  # only a guess; its trials will show which size fits
+            found.append(profile_size(largest, step))
+        reset_peak(device)
+    return found
 
 
-def choose_size(workload: LoadedWorkload, batch_size: int) -> int | None:
-    """Return the usual batch size; None if the user's code makes the batches."""
+def list_sizes(workload: LoadedWorkload, requested: Sequence[int]) -> Sequence[int | None]:
+    """Return the batch sizes of the search, the nearest to the default first; None if the user's code makes batches."""
     if workload.batching == "user":
-        return None
-    size: int = workload.fixed.get("batch_size", batch_size)
-    return min(size, workload.expected_samples or size)
+        return [None]
+    setting, baseline = SETTINGS["batch_size"], workload.baseline
+    own = None if baseline is None else baseline.dataloader.batch_size
+    sizes = requested or ((own,) if own else setting.choices)
+    if "batch_size" in workload.fixed:
+        sizes = (workload.fixed["batch_size"],)
+    most = workload.expected_samples or max(sizes)
+    return sorted({min(size, most) for size in sizes}, key=lambda size: abs(size - setting.recommended))
 
 
 def _check_getitems(dataset: Any, sampler: Any, size: int) -> None:
@@ -154,26 +203,24 @@ def _check_getitems(dataset: Any, sampler: Any, size: int) -> None:
 
 
 def _profile_size(
-    workload: LoadedWorkload, step: Step, device: torch.device, on_phase: OnPhase, size: int | None
+    workload: LoadedWorkload, device: torch.device, on_phase: OnPhase, size: int | None, step: Step | None
 ) -> SizeProfile:
-    on_phase(f"loading batches of {size}" if size else "loading batches")
-    batch, loads, samples = load_batches(workload, size, on_phase)
-    warm = loads[1:] or loads
-    on_phase("running the step")
-    reset_peak(device)
-    step_seconds = _time_step(step, batch, device)
-    peak = read_peak(device)
+    """Profile batches of one size; a batch is measured before the step, which may change it."""
+    found, batches = load_batches(workload, size, on_phase)
     on_phase("copying to the device")
-    tensors = list(find_tensors(batch))
+    batch = next(batches)
+    h2d = measure_h2d(batch, device) if device.type == "cuda" else None
+    devices = [tensor.device.type for tensor in find_tensors(batch)]
+    batches = chain([batch], batches)
+    del batch  # so that it ends with its step
     return SizeProfile(
-        samples=statistics.fmean(samples),
-        load=CallSeconds(*map(statistics.fmean, zip(*warm, strict=True))),
-        step=step_seconds,
-        sample_bytes=count_bytes(batch) // max(1, samples[-1]),
-        tensors=len(tensors),
-        on_accelerator=any(tensor.device.type != "cpu" for tensor in tensors),
-        h2d=measure_h2d(batch, device) if device.type == "cuda" else None,
-        peak_gpu_bytes=peak,
+        samples=statistics.fmean(found.samples),
+        load=CallSeconds(*map(statistics.fmean, zip(*(found.seconds[1:] or found.seconds), strict=True))),
+        step=None if step is None else profile_step(step, batches, device, on_phase),
+        sample_bytes=found.sample_bytes,
+        tensors=len(devices),
+        on_accelerator=any(name != "cpu" for name in devices),
+        h2d=h2d,
     )
 
 
@@ -182,43 +229,60 @@ def count_bytes(batch: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in find_tensors(batch))
 
 
-def load_batches(
-    workload: LoadedWorkload, size: int | None, on_phase: OnPhase
-) -> tuple[Any, list[CallSeconds], list[int]]:
-    """Load batches for a while; return the last one, and the seconds and the number of samples of each."""
+def load_batches(workload: LoadedWorkload, size: int | None, on_phase: OnPhase) -> tuple[LoadCosts, Iterator[Any]]:
+    """Load batches for a while; return their costs, and an iterator over the last one and those after it."""
     loader = build_plain_loader(workload, size)
     is_map = workload.kind == "map" and loader.delivers_as_sampled  # then the sampler counts
-    most = 12 if workload.kind == "map" else 1000  # rare batches of a stream may take long: the next shard or chunk
-    times: list[CallSeconds] = []
-    samples: list[int] = []
+    most = MAX_LOADED if workload.kind == "map" else MAX_STREAMED
+    times, samples, sizes = costs = LoadCosts([], [], [])
+    batches = iter(loader)
     try:
         with single_thread():
-            batches, deadline = iter(loader), time.perf_counter() + LOAD_SECONDS
-            started = read_clocks()
+            deadline, started = time.perf_counter() + LOAD_SECONDS, read_clocks()
             for batch in batches:  # a batch lives until the next one arrives, as in training
                 times.append(read_clocks().since(started))
                 handed_out = loader.index_source.count_samples(len(times))
                 samples.append(handed_out - sum(samples) if is_map else count_samples(batch, size or 1))
-                on_phase(f"loaded {len(times)} batches")
+                sizes.append(count_bytes(batch))
+                on_phase(f"loading batches of {size}" if size else "loading batches")
                 if len(times) == most or (len(times) > 1 and time.perf_counter() > deadline):
-                    return batch, times, samples
+                    break
                 started = read_clocks()
-        check_batches(len(times), loader.index_source.batches if is_map else None, earlier=())
+            else:
+                check_batches(len(times), loader.index_source.batches if is_map else None, earlier=())
     except SampleCountError as error:
         raise WorkloadError(f"The dataset {error}.") from None
-    return batch, times, samples
+    return costs, chain([batch], batches, chain.from_iterable(repeat(loader, MAX_EPOCHS)))
 
 
-def _time_step(step: Step, batch: Any, device: torch.device) -> CallSeconds:
-    """Time the step on a batch that is on the device already, if the step takes one."""
-    step(batch)  # as it comes; an error in it is the user's
-    if device.type != "cpu":
-        with suppress(TypeError, AttributeError):  # it may take a batch only as the loader delivers it
-            resident = move_batch(batch, device)
-            step(resident)
-            synchronize(device)
-            batch = resident
-    return time_calls(lambda: step(batch), device)
+def profile_step(step: Step, batches: Iterator[Any], device: torch.device, on_phase: OnPhase) -> StepProfile:
+    """Profile the step, which gets each batch once, as in training: on the device already, if it takes such batches."""
+    on_phase("running the step")
+    reset_peak(device)
+
+    def run(batch: Any) -> CallSeconds:
+        synchronize(device)  # the copy of the batch may still run
+        started = read_clocks()
+        step(batch)
+        returned = read_clocks()  # the CPU time of waiting for the device does not count
+        synchronize(device)
+        return returned.since(started)._replace(wall=time.perf_counter() - started.wall)
+
+    times, takes_moved = [run(next(batches))], device.type != "cpu"  # as it comes; an error in it is the user's
+    if takes_moved:
+        try:
+            times.append(run(move_batch(next(batches), device)))
+        except Exception:  # it needs parts of its batch on the CPU, or the memory of the copy
+            takes_moved = False
+    deadline = time.perf_counter() + STEP_SECONDS
+    for batch in batches:
+        times.append(run(move_batch(batch, device) if takes_moved else batch))
+        on_phase("running the step")
+        if time.perf_counter() > deadline:
+            break
+    warm = times[len(times) // 2 :]  # the first ones are slower
+    seconds = CallSeconds(*map(statistics.fmean, zip(*warm, strict=True)))
+    return StepProfile(seconds, read_peak(device), takes_moved)
 
 
 def measure_h2d(batch: Any, device: torch.device) -> H2DBandwidth | None:
@@ -235,14 +299,15 @@ def measure_h2d(batch: Any, device: torch.device) -> H2DBandwidth | None:
 
 
 def identify_workload(
-    workload: LoadedWorkload, device: torch.device, batch_size: int, on_phase: OnPhase
+    workload: LoadedWorkload, device: torch.device, requested: Sequence[int], on_phase: OnPhase
 ) -> IdentityReport:
-    """Load batches of this size as the probe does, and describe the workload."""
-    batch, _, samples = load_batches(workload, choose_size(workload, batch_size), on_phase)
+    """Load batches as the probe does, and describe the workload."""
+    sample_bytes, error = load_batches(workload, list_sizes(workload, requested)[0], on_phase)[0].sample_bytes
     return IdentityReport(
         kind=workload.kind,
         samples=workload.expected_samples,
-        sample_bytes=count_bytes(batch) // max(1, samples[-1]),
+        sample_bytes=sample_bytes,
+        sample_bytes_error=error,
         loader_class=None if workload.own is None else workload.own.name,
         loader_decides=() if workload.own is None else tuple(workload.own.fixed),
         software=read_software(torch.version),

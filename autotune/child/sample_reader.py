@@ -22,7 +22,7 @@ from autotune.child.device import single_thread
 from autotune.child.errors import FETCH_FILE
 from autotune.child.loader import build_plain_loader
 from autotune.child.sample_counts import count_samples
-from autotune.child.workload import LoadedWorkload
+from autotune.child.workload import LoadedWorkload, find_datasets
 from autotune.protocol.workload_profile import CostlyLine
 from autotune.system.machine import read_memory_limit
 from autotune.system.procfs import PROC, read_numbers
@@ -183,6 +183,30 @@ def describe_failures(workload: LoadedWorkload) -> str | None:
         f"About {len(failed)} of {tried:,} samples {verb} (one is sample {failed[0]}) in the main process. Training "
         "would hit them too: fix these samples, or make the dataset skip them."
     )
+
+
+def find_epoch_state(workload: LoadedWorkload) -> str | None:
+    """Return why the dataset may differ between epochs: its `set_epoch`, or an attribute that differs.
+
+    Only numbers and strings are compared, and samples are not read by index: caches and open files may change.
+    """
+    datasets = dict(find_datasets(workload.parts.dataset))
+    for path, dataset in datasets.items():
+        if callable(getattr(dataset, "set_epoch", None)):
+            return f"{path}.set_epoch()"
+
+    def start_epoch() -> dict[str, str]:
+        loader = build_plain_loader(workload, BATCH)
+        batches = iter(loader)
+        next(iter(loader.index_source) if workload.kind == "map" else batches, None)
+        held = ((f"{path}.{name}", value) for path, one in datasets.items() for name, value in vars(one).items())
+        return {path: str(value) for path, value in held if isinstance(value, int | float | str)}
+
+    try:
+        first, second = ({}, {}) if workload.is_opaque else (start_epoch(), start_epoch())
+    except Exception:  # the trials will report it
+        return None
+    return next((name for name, value in second.items() if value != first.get(name, value)), None)
 
 
 def find_costly_lines(workload: LoadedWorkload) -> tuple[CostlyLine, ...]:

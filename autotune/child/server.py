@@ -53,7 +53,7 @@ class TrialServer:
         self._trial: TrialRun | None = None
         self._warm_batch_sizes: set[int | None] = set()  # of the step
         self._before: set[object] = set()  # threads and processes that were alive before the trial
-        self._last_progress = 0.0
+        self._phase, self._last_progress = "", 0.0
         self._on_lost_worker: Callable[[int, FrameType | None], Any] | int | None = signal.SIG_DFL
         os.register_at_fork(after_in_child=channel.close)  # a copy of this process must not reply in its place
 
@@ -131,7 +131,7 @@ class TrialServer:
         from autotune.child.probe_workers import complete_profile
 
         if isinstance(command, messages.IdentifyCommand):
-            return identify_workload(self._workload, self._device, command.batch_size, self._show)
+            return identify_workload(self._workload, self._device, command.batch_sizes, self._show)
         if command.profile is not None:
             profile = complete_profile(self._workload, command, command.profile, self._show)
             return messages.ProbeReport(profile=profile)
@@ -150,14 +150,16 @@ class TrialServer:
         elif self._role == "main":
             raise ProcessUnusableError("has read the dataset itself; workers must not inherit that")
         self._show("starting workers")
+        first_use_seconds = 0.0
         key = None if self._device.type == "cpu" else settings.batch_size  # a device chooses kernels for each size
         if key not in self._warm_batch_sizes:
-            self._show("warming the step up")
             self._warm_batch_sizes.add(key)
-            warm_up_step(self._workload, self._step, self._device, request.config)
+            first_use_seconds = warm_up_step(self._workload, self._step, self._device, request.config, self._show)
         on_batch = partial(self._show, messages.MEASURING_PHASE)
         self._before = _list_alive()
-        self._trial = TrialRun(self._workload, self._step, self._device, request, on_batch, self._ranks)
+        self._trial = TrialRun(
+            self._workload, self._step, self._device, request, on_batch, self._ranks, first_use_seconds
+        )
         self._show(messages.MEASURING_PHASE)
         return messages.TrialReport(measurement=self._trial.run())
 
@@ -195,9 +197,10 @@ class TrialServer:
         return not is_early and (self._device.type != "cpu" or bool(sys.modules["torch"].cuda.is_initialized()))
 
     def _show(self, phase: str, batches: int = 0) -> None:
-        if batches and time.monotonic() - self._last_progress < PROGRESS_INTERVAL_SECONDS:
+        self._in_step = False  # the probe continues after some errors of the step
+        if phase == self._phase and time.monotonic() - self._last_progress < PROGRESS_INTERVAL_SECONDS:
             return
-        self._last_progress = time.monotonic()
+        self._phase, self._last_progress = phase, time.monotonic()
         self._channel.send(messages.ProgressReport(phase=phase, batches=batches).model_dump_json())
 
 

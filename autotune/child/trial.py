@@ -38,14 +38,18 @@ if TYPE_CHECKING:
     import torch
 
 WARM_UP_STEPS: Final = 3
-DEVICE_WARM_UP_STEPS: Final = 6  # libraries load, kernels are chosen, compiled code records its graphs
+DEVICE_WARM_UP_STEPS: Final = 4  # libraries load, kernels are chosen, compiled code records its graphs
 
 
 class EpochRecorder:
-    """Records the times of one epoch, and the samples `delivered`, which are counted if no sampler counts them."""
+    """Records the times of one epoch, and the samples `delivered`, which are counted if no sampler counts them.
 
-    def __init__(self, loader: MeasuredLoader, timer: StepTimer, *, is_map: bool) -> None:
+    The first batch arrives `first_use_seconds` later in training, where nothing has read the dataset before.
+    """
+
+    def __init__(self, loader: MeasuredLoader, timer: StepTimer, first_use_seconds: float, *, is_map: bool) -> None:
         self._loader, self._timer, self._is_map = loader, timer, is_map
+        self._first_use_seconds = first_use_seconds
         self._started = time.perf_counter()
         self.batches = self.delivered = 0
         self.closed_after: int | None = None
@@ -65,29 +69,41 @@ class EpochRecorder:
         """Return the epoch after its end; before it as far as the device is, as if the sampler were closed now."""
         ended, source = time.perf_counter() - self._started, self._loader.index_source
         moments, wait_seconds = self._timer.read()
+        late = self._first_use_seconds
+        moments, waits = [late + moment for moment in moments], self._timer.waits[: len(moments)]
         closed_after = self.closed_after if is_over else None
         if closed_after is None and (not is_over or source.closed):  # a snapshot, or a mini-epoch
             closed_after = len(moments)
         return EpochTrace(
             batch_seconds=tuple(round(moment, 6) for moment in moments),
-            end_seconds=max([ended if is_over else 0.0, *moments[-1:]]),
-            wait_seconds=wait_seconds,
-            batch_waits=tuple(round(wait, 6) for wait in self._timer.waits[: len(moments)]),
+            end_seconds=max([late + ended if is_over else 0.0, *moments[-1:]]),
+            wait_seconds=late + wait_seconds,
+            batch_waits=tuple(round(wait + late * (not number), 6) for number, wait in enumerate(waits)),
             samples=source.count_samples(len(moments)) if self._is_map else self.delivered,
             requested_batches=source.batches if self._is_map else None,
             closed_after=closed_after,
         )
 
 
-def warm_up_step(workload: LoadedWorkload, step: Step, device: torch.device, config: LoaderConfig) -> None:
-    """Run the step a few times, on a batch from a worker if this process must not read the dataset."""
-    settings = config.dataloader
+def warm_up_step(
+    workload: LoadedWorkload, step: Step, device: torch.device, config: LoaderConfig, on_phase: Callable[[str], None]
+) -> float:
+    """Run the step on a few batches, from a worker if this process must not read the dataset.
+
+    Returns the seconds that the first use of the dataset took in this process; workers pay it in the trial.
+    """
+    settings, steps = config.dataloader, WARM_UP_STEPS if device.type == "cpu" else DEVICE_WARM_UP_STEPS
     loader = build_plain_loader(workload, settings.batch_size, min(1, settings.num_workers), prefetch_factor=1)
-    loader.index_source.open(max_batches=1)
-    for batch in itertools.islice(loader, 1):
-        for _ in range(WARM_UP_STEPS if device.type == "cpu" else DEVICE_WARM_UP_STEPS):
-            step(batch)
+    loader.index_source.open(max_batches=steps)
+    loads, started, epochs = [], time.perf_counter(), itertools.repeat(loader, 1 if settings.num_workers else steps)
+    for batch in itertools.islice(itertools.chain.from_iterable(epochs), steps):
+        loads.append(time.perf_counter() - started)
+        on_phase("warming the step up")
+        step(batch)
+        started = time.perf_counter()
     synchronize(device)
+    later = loads[1:]
+    return max(0.0, loads[0] - sum(later) / len(later)) if later and not settings.num_workers else 0.0
 
 
 def list_workers(iterator: Iterator[Any] | None) -> list[BaseProcess]:
@@ -107,9 +123,10 @@ class TrialRun:
         request: TrialRequest,
         on_batch: Callable[[int], None],
         ranks: RankSync | None = None,
+        first_use_seconds: float = 0.0,
     ) -> None:
         self._workload, self._step, self._device = workload, step, device
-        self._ranks, self._on_batch = ranks or RankSync(), on_batch
+        self._ranks, self._on_batch, self._first_use_seconds = ranks or RankSync(), on_batch, first_use_seconds
         self._loader = build_loader(workload, request.config)
         self._is_map = workload.kind == "map" and self._loader.delivers_as_sampled  # then the sampler counts
         self._workers = request.config.dataloader.num_workers
@@ -188,7 +205,8 @@ class TrialRun:
             rest = (self._epoch_samples or 0) % (self._loader.batch_size or 1) if is_divided else 0
             self._loader.index_source.open(limit, last_batch_samples=rest or None)
         timer = make_step_timer(self._device)
-        recorder = EpochRecorder(self._loader, timer, is_map=self._is_map)
+        late = 0.0 if self._traces else self._first_use_seconds
+        recorder = EpochRecorder(self._loader, timer, late, is_map=self._is_map)
         self._recorder = recorder
         abandoned = False
         self._iterator = iter(self._loader)  # dropping it would stop the workers

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import shlex
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Literal, cast, get_args
 
 from torch.multiprocessing import get_sharing_strategy
@@ -234,6 +234,16 @@ def _check_dataset(parts: Workload, source: str) -> None:
         )
     if not is_ordered and len(dataset) == 0:
         raise UsageError(f"{found} of length 0: there is nothing to load.")
+
+
+def find_datasets(dataset: Any, path: str = "dataset", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield a dataset and those within it, each with its path."""
+    yield path, dataset
+    held = getattr(dataset, "__dict__", {}) if depth < 4 else {}  # one may hold itself
+    if "dataset" in held:
+        yield from find_datasets(held["dataset"], f"{path}.dataset", depth + 1)
+    for index, one in enumerate(held["datasets"] if isinstance(held.get("datasets"), list | tuple) else ()):
+        yield from find_datasets(one, f"{path}.datasets[{index}]", depth + 1)
 
 
 def _only_iterates(entry: Any) -> bool:

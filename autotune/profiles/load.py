@@ -61,7 +61,7 @@ _COMPARED: Final[dict[str, tuple[str, float | None]]] = {
     "split": ("split", 0.0),
     "loader_class": ("loader class", 0.0),
     "step": ("step", 0.0),
-    "sample_bytes": ("sample size", 0.1),  # augmentation and padding change the mean by less
+    "sample_bytes": ("sample size", 0.1),  # augmentation changes the mean by less
     "samples": ("samples", 0.5),  # they matter for short epochs only
 }  # names of fields, and the relative change from which they require retuning; None if they never do
 
@@ -73,7 +73,8 @@ def compare(*pairs: tuple[FrozenModel, FrozenModel]) -> list[Difference]:
         for field in filter(type(was).model_fields.__contains__, _COMPARED):
             (name, tolerance), old, new = _COMPARED[field], getattr(was, field), getattr(here, field)
             is_unknown = tolerance and None in (old, new)  # the length of an iterable dataset
-            if old != new and not is_unknown and not (tolerance and abs(new - old) <= tolerance * old):
+            errors = sum(getattr(one, f"{field}_error", 0) for one in (was, here))  # then the intervals overlap
+            if old != new and not is_unknown and not (tolerance and abs(new - old) <= tolerance * old + errors):
                 text = f"{name} {_write(field, old)} → {_write(field, new)}"
                 found.append(Difference(text, requires_retune=tolerance is not None))
     return found

@@ -35,6 +35,7 @@ class WorkloadIdentity(FrozenModel):
     split: str | None = None  # name of one of several results of the factory
     samples: BoundedCount | None  # per epoch; None if an iterable dataset has no length
     sample_bytes: BoundedBytes  # of tensors per sample, mean
+    sample_bytes_error: BoundedBytes = 0  # half-width of the 95% interval of the mean; 0 if unknown
     step: str  # import string of the step, `simulated 35.0 ms` or `built-in`
     kind: Literal["map", "iterable"] = "map"  # a loader can shuffle only a map-style dataset
     loader_class: str | None = None  # the user's loader class or loader function; None for a plain DataLoader

@@ -34,6 +34,7 @@ MEASURING_PHASE: Final = "measuring"  # of a trial
 Role = Literal["main", "workers"]
 Stage = Literal["import", "device", "ranks", "dataset", "step", "probe", "trial", "running step"]
 NewProcess = Literal["fork", "interpreter"]
+BatchSizes = tuple[Annotated[int, Field(ge=1)], ...]  # of the request; empty for those of the workload
 
 
 class TrialRequest(FrozenModel):
@@ -70,8 +71,7 @@ class ProbeCommand(FrozenModel):
     """Parent to child: profile the workload, as far as the role of the process allows."""
 
     op: Literal["probe"] = "probe"
-    batch_size: Annotated[int, Field(ge=1)]  # to measure with, if it can be set
-    largest: Annotated[int, Field(ge=1)]  # batch size of the search; measured too if that does not take long
+    batch_sizes: BatchSizes = ()
     usable_cpus: Annotated[float, Field(gt=0, le=1e6)]  # that can be kept busy, by affinity and by every quota
     profile: WorkloadProfile | None = None  # for role `workers`: the profile by role `main`, to be completed
     digests: dict[BoundedCount, LongText] = Field(default_factory=dict)  # of samples as role `main` read them, by index
@@ -81,7 +81,7 @@ class IdentifyCommand(FrozenModel):
     """Parent to child: identify the workload from a few batches."""
 
     op: Literal["identify"] = "identify"
-    batch_size: Annotated[int, Field(ge=1)]
+    batch_sizes: BatchSizes = ()
 
 
 class ReleaseCommand(FrozenModel):

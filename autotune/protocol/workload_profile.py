@@ -101,7 +101,8 @@ class FoundIdentity(FrozenModel):
 
     kind: Literal["map", "iterable"]
     samples: BoundedCount | None  # in an epoch; None if unknown
-    sample_bytes: BoundedBytes
+    sample_bytes: BoundedBytes  # of tensors per sample, mean
+    sample_bytes_error: BoundedBytes = 0  # half-width of the 95% interval of the mean; 0 if unknown
     loader_class: LongText | None = None  # class of a custom loader; None for a plain DataLoader
     loader_decides: tuple[SettingName, ...] = ()  # settings that a custom loader decides
     software: Software
@@ -124,6 +125,7 @@ class WorkloadProfile(FoundIdentity):
     transfer_cost: LinearCost = LinearCost(fixed_seconds=4e-4, per_item_seconds=0.0)  # of a batch, from a worker
     step_cost: LinearCost  # of the step on a batch that is ready, on the device if there is one
     step_cpus: BoundedRate = 0.0
+    step_takes_moved: bool = True  # whether it takes a batch all of which is on the device
     h2d: H2DBandwidth | None = None  # None on the CPU, and if samples are on the device already
     gpu_bytes: LinearBytes = LinearBytes()  # device memory that the allocator holds for a step
     batch_tensors: BoundedCount
@@ -131,6 +133,7 @@ class WorkloadProfile(FoundIdentity):
     has_getitems: bool = False
     workers_duplicate_data: bool = False  # whether an iterable dataset delivers everything once per worker
     reads_worker_info: bool = False  # whether the dataset reads the number of its worker, or of all workers
+    epoch_state: LongText | None = None  # why the dataset may differ between epochs, as in `dataset.set_epoch()`
     costly_lines: tuple[CostlyLine, ...] = ()  # most of loading in one process, the costliest first
     differing_samples: BoundedCount = 0  # compared samples that workers return differently than the training process
     worker_threads_cpu: BoundedRate = 0.0  # CPU time of a worker's other threads over that of the one that loads
@@ -161,6 +164,7 @@ def identify(request: WorkloadRequest, found: FoundIdentity) -> WorkloadIdentity
         split=request.split,
         samples=found.samples,
         sample_bytes=found.sample_bytes,
+        sample_bytes_error=found.sample_bytes_error,
         step=request.describe_step(),
         kind=found.kind,
         loader_class=found.loader_class,

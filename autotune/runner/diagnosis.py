@@ -28,6 +28,7 @@ from autotune.units import format_bytes
 MAX_QUOTED_CHARACTERS: Final = 600  # of an error, in a sentence
 RESOURCES: Final[tuple[TrialKind, ...]] = ("too_many_files", "shm_exhausted", "out_of_memory")
 DEVICES: Final[tuple[TrialKind, ...]] = ("device_lost", "device_failed")  # if the trial uses an accelerator
+_PINNING_FRAME: Final = r"torch/utils/data/_utils/pin_memory\.py\", line \d+, in pin_memory"
 _NO_PICKLE: Final = r"cannot pickle|can't pickle|PicklingError|can't get attribute|Cowardly refusing to serialize"
 
 # Messages of failed resources and devices, as the rest of a sentence that starts with the trial; advice on the others,
@@ -71,7 +72,12 @@ PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
         ),
     },
     "device_failed": {
-        r"CUDA error: (?!invalid argument)|(CUBLAS|CUDNN)_STATUS_(EXECUTION|INTERNAL)|device-side assert": (
+        r"CUDA error: no kernel image is available": (
+            "cannot run code on this device: {error}. Install a build of torch that supports it: "
+            "torch.cuda.get_arch_list() lists the architectures"
+        ),
+        r"CUDA error: (?!invalid argument|initialization error)|(CUBLAS|CUDNN)_STATUS_(EXECUTION|INTERNAL)|"
+        r"device-side assert": (
             "left the device in an error that only a new process clears: {error}. An index out of range in the step "
             "does this; CUDA_LAUNCH_BLOCKING=1 shows where"
         ),
@@ -119,7 +125,7 @@ PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
         r"StopIteration": "It silently ends an epoch if __getitem__ or collate_fn raises it: raise another error",
         r"Caught \w+ in pin memory thread": "The batch could not be pinned: tune with --set pin_memory=false",
         r"attempted relative import": "Name the file with its package, from the folder above: PACKAGE.MODULE:NAME",
-        r"Cannot re-initialize CUDA in forked subprocess": (
+        r"Cannot re-initialize CUDA in forked subprocess|CUDA error: initialization error": (
             "The training process and the workers forked from it both use CUDA: load samples on the CPU and move "
             "batches in the step, or start workers with --set multiprocessing_context=spawn"
         ),
@@ -169,6 +175,8 @@ def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> Tr
     details = f"{failed.details}\n{output}".strip()
     is_lost = re.search(_LOST_WORKER, failed.error)
     text = _drop_source(f"{failed.error}\n{failed.details}" + (f"\n{output}" if is_lost else ""))
+    if re.search(_PINNING_FRAME, failed.details):  # without workers, only the traceback shows where memory ran out
+        text = f"pin memory\n{text}"
     found = find_pattern(text, *RESOURCES, *(DEVICES if failed.on_device else ()), shm=shm)
     if found is not None:
         return TrialFailure(*found, details)

@@ -202,16 +202,16 @@ class TrialRunner:
         self._profile = profile or self._profile
 
     def probe(
-        self, sizes: Sequence[int], budgets: Budgets, usable_cpus: float = 2.0, max_seconds: float = math.inf
+        self, batch_sizes: Sequence[int], budgets: Budgets, usable_cpus: float = 2.0, max_seconds: float = math.inf
     ) -> WorkloadProfile:
-        """Load the workload and profile it with two batch sizes, if they can be set: the usual and the largest.
+        """Load the workload and profile it; with no `batch_sizes`, with those of the workload or the default ones.
 
         One process reads the dataset itself, another one starts workers, unless there are none to search. Raises
         UsageError if there is no such workload, or `max_seconds` are too few, WorkloadError if the user's code fails.
         """
         self._limits, self._ranks = budgets, 1
         self._probe_end = time.monotonic() + max_seconds
-        command = messages.ProbeCommand(batch_size=sizes[0], largest=max(sizes), usable_cpus=usable_cpus)
+        command = messages.ProbeCommand(batch_sizes=tuple(batch_sizes), usable_cpus=usable_cpus)
         reply = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(reply, ProbeReport):
             self._profile = reply.profile
@@ -240,10 +240,10 @@ class TrialRunner:
             failure = reply.message
         return profile.model_copy(update={"worker_failure": failure})
 
-    def identify(self, batch_size: int, budgets: Budgets) -> messages.IdentityReport:
+    def identify(self, batch_sizes: Sequence[int], budgets: Budgets) -> messages.IdentityReport:
         """Load the workload and a few batches, and return its identity; raises what `probe` raises."""
         self._limits, self._ranks = budgets, 1
-        command = messages.IdentifyCommand(batch_size=batch_size)
+        command = messages.IdentifyCommand(batch_sizes=tuple(batch_sizes))
         reply = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(reply, messages.IdentityReport):
             return reply

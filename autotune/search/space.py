@@ -68,12 +68,12 @@ def nearest_choice(value: Any, choices: Sequence[Choice]) -> Any:
     return min(numbers, key=lambda choice: abs(choice - value))
 
 
-def choose_probe_sizes(request: TuningRequest) -> tuple[int, int]:
-    """Return the batch size nearest to the default, and the largest batch size of the search."""
-    setting, requested = SETTINGS["batch_size"], _requested_values(request).get("batch_size")
-    sizes = [size for size in requested if isinstance(size, int)] if isinstance(requested, tuple) else []
-    sizes = sizes or list(setting.choices)
-    return min(sizes, key=lambda size: abs(size - setting.recommended)), max(sizes)
+def list_requested_sizes(request: TuningRequest) -> tuple[int, ...]:
+    """Return the batch sizes that a request allows; empty if it leaves them open."""
+    requested = _requested_values(request).get("batch_size", ())
+    if isinstance(requested, ValueRange):
+        return tuple(one for one in SETTINGS["batch_size"].choices if requested.low <= one <= requested.high)
+    return tuple(size for size in requested if isinstance(size, int))
 
 
 def _requested_values(request: TuningRequest) -> dict[str, Values]:
@@ -103,14 +103,22 @@ def plan_space(
         choices["prefetch_factor"] = tuple(sorted({*choices["prefetch_factor"], own.dataloader.prefetch_factor}))
     if workload.worker_threads_cpu < THREADED_CPU:
         choices["worker_threads"] = (None,)
-    if workload.h2d is None or not workload.pinning:
+    if workload.h2d is None or not workload.pinning or not workload.step_takes_moved:
         choices["device_prefetch"] = (False,)
+    if workload.h2d is not None and not workload.step_takes_moved:
+        notes.append("device_prefetch is off: the step fails on a batch that is on the device in full")
     if workload.on_accelerator or not workload.pinning:
         notes.append("pin_memory is off: it has no effect on this device or these samples")
         choices["pin_memory"] = (False,)
     if request.epochs == 1:
         notes.append("persistent_workers is on: it has no effect with --epochs 1")
         choices["persistent_workers"] = (True,)
+    if workload.epoch_state is not None and not request.is_asked("persistent_workers"):
+        keeps = own is not None and own.dataloader.persistent_workers
+        choices["persistent_workers"] = (keeps,)
+        notes.append(
+            f"persistent_workers stays {keeps}: the dataset may change between epochs ({workload.epoch_state})"
+        )
     choices |= {name: _restrict(name, choices[name], requested[name]) for name in requested if name != "batch_size"}
     choices |= {name: (value,) for name, value in workload.fixed_settings.items()}
     if choices["num_workers"] == (0,):

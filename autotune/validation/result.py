@@ -237,6 +237,11 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
     workload, loader, is_loading = plan.workload, config.dataloader, bottleneck in ("io", "cpu")
     size = batch_samples(config, workload)
     load, collate = workload.load_cost.per_batch(size), workload.collate_cost.per_batch(size)
+    if workload.epoch_state is not None and loader.num_workers and not loader.persistent_workers:
+        yield (
+            f"The dataset may change between epochs ({workload.epoch_state}), and persistent workers would keep their "
+            "copies of it. If it does not change, try --set persistent_workers=true."
+        )
     is_slow = workload.cpu_share < IO_CPU_SHARE and (is_loading or bottleneck == "epoch")
     if is_slow and workload.kind == "map" and not workload.has_getitems and workload.batching != "user":
         yield (
@@ -257,7 +262,7 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
     if bottleneck == "cpu" and workload.step_cpus >= THREADED_STEP_CPUS:
         yield f"The step keeps {workload.step_cpus:.1f} CPUs busy: limit its threads with torch.set_num_threads(1)."
     if bottleneck == "epoch":
-        keep = "" if loader.persistent_workers else "set persistent_workers=True, or "
+        keep = "" if loader.persistent_workers or workload.epoch_state else "set persistent_workers=True, or "
         yield f"Every short epoch fills the queue again: {keep}use a sampler that repeats the data in one epoch."
     if bottleneck == "copy" and workload.h2d is not None:
         yield (

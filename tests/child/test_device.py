@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
-from autotune.child.device import MAX_STEPS_AHEAD, CudaStepTimer, HostStepTimer, reset_peak
+from autotune.child.device import MAX_STEPS_AHEAD, CudaStepTimer, HostStepTimer, make_step_timer, reset_peak
 
 
 class FakeStream:
@@ -76,6 +79,21 @@ def test_the_host_waits_for_a_device_that_is_many_steps_behind() -> None:
     stream.host = stream.busy_until
     ended, waited = timer.read()
     assert (*ended, waited) == pytest.approx((*range(1, 101), 0.0))
+
+
+def test_the_marks_of_a_step_are_on_the_device_of_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Any] = []
+
+    def find_stream(device: torch.device | None = None) -> SimpleNamespace:
+        used.append(device)
+        return SimpleNamespace(record_event=lambda event: event)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", find_stream)
+    monkeypatch.setattr(torch.cuda, "Event", SimpleNamespace)
+    timer = make_step_timer(torch.device("cuda:0"))
+    timer.begin()
+    timer.end()
+    assert used == [torch.device("cuda:0")] * 3
 
 
 def test_the_host_waits_from_the_request_of_a_batch_to_its_arrival() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import time
@@ -11,14 +12,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from autotune.child.probe import load_batches, profile_workload
+from autotune.child.probe import identify_workload, load_batches, profile_step, profile_workload
+from autotune.child.step import Step
 from autotune.child.workload import LoadedWorkload
 from autotune.errors import WorkloadError
+from autotune.profiles.load import compare
 from autotune.protocol.messages import ProbeCommand, ProbeReport
-from autotune.protocol.workload_profile import LinearBytes, LinearCost
+from autotune.protocol.workload_profile import LinearBytes, LinearCost, WorkloadProfile
 from autotune.request import Workload
+from tests.builders import make_config
 
 BURNED_SECONDS = 0.05
 BURN = f"import time\nwhile time.process_time() < {BURNED_SECONDS}: pass"
@@ -26,7 +31,7 @@ BURN = f"import time\nwhile time.process_time() < {BURNED_SECONDS}: pass"
 
 def probe(dataset: Dataset[Any], size: int = 4) -> ProbeReport:
     workload = LoadedWorkload(parts=Workload(dataset=dataset))
-    command = ProbeCommand(batch_size=size, largest=size, usable_cpus=1.0)
+    command = ProbeCommand(batch_sizes=(size,), usable_cpus=1.0)
     return profile_workload(workload, lambda batch: None, torch.device("cpu"), command, lambda phase: None)
 
 
@@ -87,8 +92,97 @@ class SlowShards(IterableDataset[torch.Tensor]):
 
 def test_a_stream_is_read_for_long_enough_to_meet_its_next_shards() -> None:
     workload = LoadedWorkload(parts=Workload(dataset=SlowShards()))
-    _, times, _ = load_batches(workload, 10, lambda phase: None)
+    times = load_batches(workload, 10, lambda phase: None)[0].seconds
     assert sum(one.wall >= 0.02 for one in times[1:]) > 3
+
+
+class Labelled(Dataset[dict[str, Any]]):
+    """Returns an image of 8 bytes, and a label of 8 bytes."""
+
+    def __len__(self) -> int:
+        return 4096
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": torch.zeros(8, dtype=torch.uint8), "label": index}
+
+
+def profile_with(step: Step, baseline: int | None = None, sizes: tuple[int, ...] = ()) -> WorkloadProfile:
+    config = None if baseline is None else make_config(batch_size=baseline)
+    workload = LoadedWorkload(parts=Workload(dataset=Labelled()), baseline=config)
+    command = ProbeCommand(batch_sizes=sizes, usable_cpus=1.0)
+    return profile_workload(workload, step, torch.device("cpu"), command, lambda phase: None).profile
+
+
+def test_each_batch_goes_to_the_step_once_and_is_measured_before() -> None:
+    def step(batch: Any) -> None:
+        batch["image"] = batch["image"].double()
+        batch["logits"] = batch.pop("label") + 1
+
+    found = profile_with(step)
+    assert (found.sample_bytes, found.batch_tensors) == (16, 2)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "requested", "expected"),
+    [(4, (), {4}), (None, (128,), {128}), (4, (2, 4), {2, 4}), (None, (), {8, 32, 512})],
+)
+def test_the_step_runs_on_the_batch_sizes_that_the_search_may_try(
+    baseline: int | None, requested: tuple[int, ...], expected: set[int]
+) -> None:
+    seen: set[int] = set()
+    found = profile_with(lambda batch: seen.add(len(batch["image"])), baseline, requested)
+    assert seen == expected
+    assert found.load_cost.per_batch(found.probe_batch_size) > 0
+
+
+def test_a_guessed_batch_size_that_the_device_cannot_hold_is_left_out() -> None:
+    def step(batch: Any) -> None:
+        if len(batch["image"]) > 32:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
+
+    assert profile_with(step).largest_probed == 32
+
+
+@pytest.mark.parametrize("reads_a_part", [False, True])
+def test_a_step_may_need_a_part_of_its_batch_on_the_cpu(reads_a_part: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+    moved = []
+
+    def step(batch: Any) -> None:
+        moved.append(batch["data"].is_meta)
+        if reads_a_part:
+            batch["lengths"].tolist()
+
+    batches = ({"data": torch.zeros(2), "lengths": torch.ones(2)} for _ in range(9))
+    found = profile_step(step, batches, torch.device("meta"), lambda phase: None)
+    assert found.takes_moved is not reads_a_part
+    assert moved == ([False, True] + [False] * 7 if reads_a_part else [False] + [True] * 8)
+
+
+class Texts(Dataset[torch.Tensor]):
+    """Texts of very different lengths."""
+
+    def __init__(self) -> None:
+        draw = random.Random(0)
+        self._lengths = [int(draw.lognormvariate(4.0, 0.8)) + 1 for _ in range(4096)]
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(self._lengths[index], dtype=torch.uint8)
+
+
+def test_texts_padded_to_the_longest_of_a_batch_are_identified_as_unchanged() -> None:
+    parts = Workload(dataset=Texts(), collate_fn=lambda texts: pad_sequence(texts, batch_first=True))
+    again = [
+        identify_workload(LoadedWorkload(parts=parts), torch.device("cpu"), (16,), lambda phase: None) for _ in range(8)
+    ]
+    assert len({one.sample_bytes for one in again}) > 1
+    assert all(0 < one.sample_bytes_error < one.sample_bytes / 2 for one in again)
+    assert [compare((one, other)) for one in again for other in again] == [[]] * 64
+    other = again[0].model_copy(update={"sample_bytes": 3 * again[0].sample_bytes})
+    assert [one.text.split(" ")[0] for one in compare((again[0], other))] == ["sample"]
 
 
 class ShortQueries(Numbers):

@@ -63,7 +63,7 @@ class Batches(Dataset[int]):
 def complete(workload: LoadedWorkload, **fields: Any) -> tuple[Any, list[str]]:
     profile = make_workload(kind=workload.kind, **fields)
     phases: list[str] = []
-    command = ProbeCommand(batch_size=8, largest=8, usable_cpus=1.0, digests={0: "0", 1: "1"})
+    command = ProbeCommand(batch_sizes=(8,), usable_cpus=1.0, digests={0: "0", 1: "1"})
     return complete_profile(workload, command, profile, phases.append), phases
 
 

@@ -11,9 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Sampler, Subset, TensorDataset
 
-from autotune.child.sample_reader import SampleReader, describe_failures, find_costly_lines, hash_sample
+from autotune.child.sample_reader import (
+    SampleReader,
+    describe_failures,
+    find_costly_lines,
+    find_epoch_state,
+    hash_sample,
+)
 from autotune.child.workload import LoadedWorkload
 from autotune.request import Workload
 from tests.builders import GIB, MIB
@@ -186,6 +192,47 @@ def test_samples_that_do_not_raise_or_have_no_index_are_not_reported(
     dataset: Dataset[Any], parts: dict[str, Any]
 ) -> None:
     assert describe_failures(load(dataset, **parts)) is None
+
+
+class CountsEpochs(Stream):
+    """Shuffles by the number of its epoch."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.epoch += 1
+        return super().__iter__()
+
+
+class SetsTheSize(Sampler[list[int]]):
+    """Chooses the size of the images of each epoch."""
+
+    def __init__(self, dataset: Samples) -> None:
+        self._dataset: Any = dataset
+        dataset.size = 224  # type: ignore[attr-defined]  # set from outside, as users do
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._dataset.size += 32
+        return iter([[0, 1], [2, 3]])
+
+
+class Curriculum(Samples):
+    def set_epoch(self, epoch: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("workload", "cause"),
+    [
+        (load(Samples(str)), None),
+        (load(Stream()), None),
+        (load(CountsEpochs()), "dataset.epoch"),
+        (load(sized := Samples(str), batch_sampler=SetsTheSize(sized)), "dataset.size"),
+        (load(Subset(Curriculum(str), [0, 1])), "dataset.dataset.set_epoch()"),
+        (load(ConcatDataset([Samples(str), Curriculum(str)])), "dataset.datasets[1].set_epoch()"),
+    ],
+)
+def test_a_dataset_that_differs_between_epochs_is_found(workload: LoadedWorkload, cause: str | None) -> None:
+    assert find_epoch_state(workload) == cause
 
 
 class Decoded(Dataset[torch.Tensor]):

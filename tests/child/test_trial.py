@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
 
 from autotune.child.distributed import RankSync
-from autotune.child.trial import TrialRun, list_workers
+from autotune.child.trial import TrialRun, list_workers, warm_up_step
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.measurement import Measurement
 from autotune.protocol.messages import TrialRequest
@@ -95,6 +95,32 @@ def test_samplers_and_datasets_get_the_number_of_the_epoch_which_no_trial_repeat
     for _ in range(2):
         TrialRun(loaded, lambda batch: None, CPU, order, lambda batches: None, alone).run()
     assert sampler.epochs == data.epochs == [0, 1, 2, 3]
+
+
+class DatasetWithEpochs(TensorDataset):
+    def __init__(self) -> None:
+        super().__init__(torch.zeros(40, 1))
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def test_the_epoch_of_every_part_is_set_once_as_trainers_do() -> None:
+    data, sampler = DatasetWithEpochs(), RecordsEpochs(40)
+    parts = Workload(dataset=data, batch_sampler=BatchSampler(sampler, 10, drop_last=False))
+    measure(parts, 0, None)
+    assert (data.epochs, sampler.epochs) == ([0, 1], [0, 1])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_warm_up_reports_between_batches_that_go_to_the_step_once(workers: int) -> None:
+    batches: list[Any] = []
+    phases: list[str] = []
+    loaded = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(10, 1))))  # one batch in an epoch
+    seconds = warm_up_step(loaded, batches.append, CPU, make_config(workers, batch_size=10), phases.append)
+    assert len({id(batch) for batch in batches}) == len(phases) == (1 if workers else 3)
+    assert seconds >= 0
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ NO_MEMORY = (
     "you tried to allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)"
 )
 NO_PINNED_MEMORY = "RuntimeError: Caught RuntimeError in pin memory thread for device 0.\nCUDA error: out of memory"
+PINNING_FRAME = '  File "/env/torch/utils/data/_utils/pin_memory.py", line 57, in pin_memory\n    return data\n'
 ILLEGAL = "torch.AcceleratorError: CUDA error: device-side assert triggered\nCUDA kernel errors may be reported later"
 RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
 CAUGHT = "KeyError: Caught KeyError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n"
@@ -62,10 +63,12 @@ DIAGNOSES: dict[TrialKind, list[tuple[str, str]]] = {
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "2.00 GiB more"),
         ("torch.AcceleratorError: CUDA error: out of memory", "device memory"),
         (NO_PINNED_MEMORY, "page-locked memory. Use fewer --max-workers"),
+        (f"torch.AcceleratorError: CUDA error: out of memory\n{PINNING_FRAME}", "page-locked memory"),
     ],
     "device_failed": [
         (ILLEGAL, "CUDA error: device-side assert triggered. An index out of range in the step"),
         ("RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", ""),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "a build of torch"),
     ],
     "device_lost": [
         ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", "nvidia-smi"),
@@ -82,6 +85,7 @@ DIAGNOSES: dict[TrialKind, list[tuple[str, str]]] = {
         (CAUGHT + "KeyError: 'label'", ""),
         (f"{RESET[:20]}: Caught {RESET[:20]} in DataLoader worker process 0.\nOriginal Traceback", ""),
         ("RuntimeError: CUDA error: invalid argument", ""),
+        (CAUGHT + "RuntimeError: CUDA error: initialization error", "multiprocessing_context=spawn"),
         ("OSError: [Errno 28] No space left on device: '/scratch/cache'", ""),
         ("OSError: [Errno 30] Read-only file system: '/data/cache'", ""),
         ("ValueError: uncorrectable errors in block 7 of shard 3", ""),
@@ -98,7 +102,7 @@ DIAGNOSES: dict[TrialKind, list[tuple[str, str]]] = {
     ("kind", "error", "message"), [(kind, *case) for kind, cases in DIAGNOSES.items() for case in cases]
 )
 def test_an_error_is_diagnosed_by_its_text_with_the_next_step(kind: TrialKind, error: str, message: str) -> None:
-    found = judge(error)
+    found = judge(error, error)
     assert found.kind == kind
     assert message in found.message
 

@@ -11,6 +11,7 @@ from autotune.protocol.messages import TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from tests.kept_supervisor import keep_supervisor
+from tests.misbehaving import FIRST_USE_SECONDS
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -124,6 +125,22 @@ def test_a_step_that_fails_is_distinguished_from_the_data(step: str, words: str)
     assert words in str(probe_error("make_honest", step=f"tests.misbehaving:{step}", step_seconds=None))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_step_may_use_its_batch_up(workers: int) -> None:
+    with open_runner("make_dicts", step="tests.misbehaving:make_popping_step", step_seconds=None) as runner:
+        assert runner.probe((8,), LIMITS).batch_tensors == 2
+        result = runner.run(make_request(workers, new_process="fork"))
+    assert (result.kind, result.message) == ("completed", "")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_first_use_of_a_dataset_is_measured_with_workers_and_without(workers: int) -> None:
+    with open_runner("make_slow_at_first_use", step_seconds=None) as runner:
+        found = runner.run(make_request(workers)).measurement
+    assert found is not None
+    assert found.epochs[0].end_seconds >= found.epochs[0].wait_seconds >= 0.9 * FIRST_USE_SECONDS
+
+
 def test_the_traceback_of_a_failing_factory_shows_the_users_line_and_none_of_ours() -> None:
     error = probe_error("make_raising")
     assert isinstance(error, WorkloadError)
@@ -147,13 +164,13 @@ def test_a_probe_that_exceeds_its_time_is_ended_with_advice() -> None:
 @pytest.mark.parametrize("factory", ["make_raising", "make_damaged"])
 def test_a_workload_that_cannot_be_identified_fails_as_its_probe_does(factory: str) -> None:
     with open_runner(factory) as runner, pytest.raises(DltuneError) as caught:
-        runner.identify(8, LIMITS)
+        runner.identify((8,), LIMITS)
     assert str(caught.value) == str(probe_error(factory))
 
 
 def test_the_probe_and_the_identification_describe_a_workload_alike() -> None:
     with open_runner("make_honest") as runner:
-        probed, identified = runner.probe((8, 8), LIMITS), runner.identify(8, LIMITS)
+        probed, identified = runner.probe((8, 8), LIMITS), runner.identify((8,), LIMITS)
     for found in (probed, identified):
         assert (found.kind, found.samples, found.sample_bytes) == ("map", 64, 64)
         assert (found.software.start_method, found.accelerator) == ("fork", None)

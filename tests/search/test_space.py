@@ -10,7 +10,7 @@ from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.protocol.budgets import Budgets, plan_budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange
-from autotune.search.space import SearchSpace, choose_probe_sizes, plan_space
+from autotune.search.space import SearchSpace, list_requested_sizes, plan_space
 from autotune.settings import SETTINGS
 from autotune.system.machine import MachineProfile
 from benchmarks.traces import make_space
@@ -115,6 +115,7 @@ def test_a_setting_of_the_users_loader_cannot_have_another_value(options: dict[s
 SMALL, DROPPING = make_workload(samples=40), make_workload(samples=50, drop_last=True)
 OWN = make_config(11, 5, 48, persistent_workers=True)
 READY = make_workload(cpu_share=1.0, baseline=OWN)  # a factory that returns a DataLoader with these settings
+CHANGING = make_workload(epoch_state="dataset.set_epoch()")
 DIFFERING = make_workload(differing_samples=2)
 DUPLICATING = make_workload(kind="iterable", workers_duplicate_data=True)
 DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 33)
@@ -141,7 +142,12 @@ DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 33)
         ("sharing_strategy", WAITING, {"search": {"sharing_strategy": ("file_system",)}}, ("file_system",)),
         ("persistent_workers", WAITING, {"epochs": 1}, (True,)),
         ("persistent_workers", WAITING, {"epochs": 2}, (False, True)),
+        ("persistent_workers", CHANGING, {}, (False,)),
+        ("persistent_workers", CHANGING, {"epochs": 1}, (False,)),
+        ("persistent_workers", CHANGING, {"search": {"persistent_workers": (False, True)}}, (False, True)),
+        ("persistent_workers", CHANGING.model_copy(update={"baseline": OWN}), {}, (True,)),
         ("device_prefetch", make_gpu_workload(), {}, (False, True)),
+        ("device_prefetch", make_gpu_workload(step_takes_moved=False), {}, (False,)),
         ("worker_threads", make_workload(worker_threads_cpu=0.1), {}, (None,)),
         ("worker_threads", make_workload(worker_threads_cpu=0.9), {}, (None, 1)),
         ("worker_threads", WAITING, {"search": {"worker_threads": (1, None)}}, (None, 1)),
@@ -236,13 +242,13 @@ def test_batches_that_do_not_fit_into_memory_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
-        ({}, (32, 512)),
-        ({"fixed": {"batch_size": 64}}, (64, 64)),
-        ({"search": {"batch_size": (8, 48, 100)}}, (48, 100)),
-        ({"search": {"batch_size": ValueRange(low=64, high=128)}}, (32, 512)),
+        ({}, ()),
+        ({"fixed": {"batch_size": 64}}, (64,)),
+        ({"search": {"batch_size": (8, 48, 100)}}, (8, 48, 100)),
+        ({"search": {"batch_size": ValueRange(low=64, high=128)}}, (64, 128)),
     ],
 )
-def test_the_workload_is_profiled_at_the_default_and_the_largest_batch_size(
-    options: dict[str, Any], sizes: tuple[int, int]
+def test_the_workload_is_profiled_at_the_batch_sizes_of_the_request(
+    options: dict[str, Any], sizes: tuple[int, ...]
 ) -> None:
-    assert choose_probe_sizes(make_request(**options)) == sizes
+    assert list_requested_sizes(make_request(**options)) == sizes

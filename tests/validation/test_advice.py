@@ -67,6 +67,12 @@ def test_without_a_cause_there_is_no_advice(bottleneck: Bottleneck, workload: di
     assert advise(bottleneck, **workload) == ""
 
 
+def test_a_dataset_that_may_change_between_epochs_is_a_reason_not_to_keep_workers() -> None:
+    found = advise("epoch", epoch_state="dataset.set_epoch()")
+    assert found.startswith("The dataset may change between epochs (dataset.set_epoch())")
+    assert "set persistent_workers=True" not in found
+
+
 def test_a_limit_that_rules_out_faster_configurations_is_named_with_its_number() -> None:
     found = advise("io", make_limits(shm_bytes=16 * MIB), **WAITING, sample_bytes=16 * 1024, has_getitems=True)
     assert "x faster, but is over a limit: /dev/shm: " in found
