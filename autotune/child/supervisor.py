@@ -32,7 +32,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from autotune.child.errors import dump_stacks_on_signal
+from autotune.child.errors import dump_stacks_on_signal, report_unsent_data
 from autotune.system.procfs import (
     become_subreaper,
     count_threads,
@@ -177,6 +177,7 @@ def serve_trial(connection: int) -> NoReturn:
     """Serve the tuner behind a descriptor until it closes the connection."""
     os.set_inheritable(connection, False)
     dump_stacks_on_signal()
+    report_unsent_data()
     from autotune.child.server import serve_tuner
     from autotune.protocol.messages import Channel
 

@@ -124,7 +124,7 @@ class TrialProcess:
         output = self.read_output()
         self.end()
         if found is not None:
-            return diagnosis.diagnose_stall(message, output, self.monitor.peak.describe_shm(), found)
+            return diagnosis.diagnose_stall(message, output, found)
         return TrialFailure(kind, message, output)
 
     def _describe_exit(self, limits: Limits, status: int | None, rank: int | None = None) -> TrialFailure:
