@@ -31,7 +31,7 @@ from autotune.errors import WorkloadError
 from autotune.profiles.device_prefetch import find_tensors, move_batch
 from autotune.protocol.messages import IdentityReport, ProbeCommand, ProbeReport
 from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
-from autotune.system.procfs import read_resident
+from autotune.system.procfs import memory_upper_bound
 from autotune.system.software import read_software
 
 LOAD_SECONDS: Final = 0.5  # of loading batches of one size
@@ -69,7 +69,7 @@ def profile_workload(
     is_slow = load_cost.per_batch(CHECKED_BATCH) > MAX_CHECKED_SECONDS
     on_phase("profiling the code that loads")
     costly_lines = () if is_slow else find_costly_lines(workload)
-    rss_bytes, _ = read_resident("self")
+    rss_bytes = memory_upper_bound(["self"])
     on_phase("reading samples")
     reader = SampleReader(workload)
     if workload.kind == "iterable" or not is_slow:

@@ -26,7 +26,7 @@ from autotune.request import WorkloadRequest
 from autotune.runner import diagnosis
 from autotune.runner.diagnosis import Reply, TrialFailure
 from autotune.runner.hangs import find_blocking, read_all_stacks
-from autotune.runner.resources import Limits, ResourceMonitor, ResourceUsage
+from autotune.runner.resources import Limits, ResourceMonitor
 from autotune.runner.supervisor_client import SupervisorClient, make_folder
 from autotune.system.procfs import PROC, STACKS_FILE, read_text
 from autotune.units import format_seconds
@@ -74,7 +74,8 @@ class TrialProcess:
 
     def receive(self, limits: Limits) -> Reply:
         """Wait for the report of the command sent, or for how the process ended."""
-        self.monitor.peak, self.batches = ResourceUsage(), 0
+        self.monitor.start_command()
+        self.batches = 0
         reply: Reply
         try:
             reply = self._await_report(limits)

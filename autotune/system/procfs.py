@@ -89,11 +89,15 @@ def read_resident(pid: int | str, proc: Path = PROC) -> tuple[int, int]:
 
 
 def measure_pss(pids: Iterable[int], proc: Path = PROC) -> int:
-    """Return the exact memory of processes in bytes, with the shared memory that they have mapped."""
-    return sum(read_smaps(pid, proc)["Pss"] for pid in pids)
+    """Return the exact memory of processes in bytes, with the shared memory that they have mapped.
+
+    Pages of mapped files are left out: the kernel reclaims them, as it does other file cache.
+    """
+    sizes = [read_smaps(pid, proc) for pid in pids]
+    return sum(size["Pss_Anon"] + size["Pss_Shmem"] if "Pss_Anon" in size else size["Pss"] for size in sizes)
 
 
-def memory_upper_bound(pids: Iterable[int], proc: Path = PROC) -> int:
+def memory_upper_bound(pids: Iterable[int | str], proc: Path = PROC) -> int:
     """Return a cheap upper bound of the memory of processes without shared memory: shared pages count once each."""
     return sum(resident - shared for resident, shared in (read_resident(pid, proc) for pid in pids))
 
@@ -162,6 +166,6 @@ def measure_segments(pids: Iterable[int], names: Iterable[str], proc: Path = PRO
 
 
 def list_names(pids: Collection[int], known: Collection[str] = (), shm: Path = SHM) -> set[str]:
-    """Return the names in /dev/shm except known ones and tensors of processes other than these."""
-    owners, names = set(map(str, pids)), {path.name for path in list_folder(shm)}.difference(known)
-    return {name for name in names if not name.startswith("torch_") or name.split("_")[1] in owners}
+    """Return the names of these processes' tensors, and new ones of `multiprocessing.shared_memory`, in /dev/shm."""
+    prefixes = (*(f"torch_{pid}_" for pid in pids), "psm_")
+    return {path.name for path in list_folder(shm) if path.name.startswith(prefixes)}.difference(known)

@@ -22,16 +22,17 @@ from autotune.system.procfs import (
 )
 from tests.builders import write_files
 
-SMAPS = "5630-7fff ---p 00000000 00:00 0    [rollup]\nRss:    40 kB\nPss:    30 kB\nPss_Shmem:    10 kB\n"
+SMAPS = "5630-7fff ---p 00000000 00:00 0    [rollup]\nRss:    90 kB\nPss:    80 kB\n"
+PSS_BY_KIND = "Pss_Anon:    20 kB\nPss_File:    50 kB\nPss_Shmem:    10 kB\n"
 
 
-def test_exact_memory_is_the_share_of_each_page_and_the_cheap_bound_leaves_out_files_and_shared_memory(
-    tmp_path: Path,
-) -> None:
-    write_files(tmp_path, {f"{pid}/smaps_rollup": SMAPS for pid in (7, 8)})
+def test_exact_memory_leaves_out_mapped_files_and_the_cheap_bound_shared_memory_too(tmp_path: Path) -> None:
+    write_files(tmp_path, {f"{pid}/smaps_rollup": SMAPS + PSS_BY_KIND for pid in (7, 8)})
     write_files(tmp_path, {"7/statm": "900 50 20 1 0 100 0\n", "8/statm": ""})
     assert measure_pss([7, 8, 9], tmp_path) == 2 * 30 * 1024
     assert memory_upper_bound([7, 8, 9], tmp_path) == 30 * PAGE_BYTES
+    write_files(tmp_path, {"7/smaps_rollup": SMAPS})
+    assert measure_pss([7], tmp_path) == 80 * 1024  # of an old kernel
     assert (read_resident(9, tmp_path), read_smaps(9, tmp_path)["Pss"]) == ((0, 0), 0)
 
 
@@ -73,8 +74,8 @@ def test_names_without_content_remain_of_a_full_shm(tmp_path: Path) -> None:
         assert list_empty_segments({1}, tmp_path) == set()
 
 
-def test_tensors_of_other_processes_and_known_names_are_left_out(tmp_path: Path) -> None:
-    for name in ("torch_12_1_0", "torch_123_1_0", "torch_", "psm_1", "psm_0"):
+def test_tensors_and_files_of_other_processes_and_known_names_are_left_out(tmp_path: Path) -> None:
+    for name in ("torch_12_1_0", "torch_123_1_0", "torch_", "psm_1", "psm_0", "nccl-1"):
         make_segment(tmp_path, name)
     assert list_names({12}, known={"psm_0"}, shm=tmp_path) == {"torch_12_1_0", "psm_1"}
 
