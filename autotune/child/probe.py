@@ -40,7 +40,7 @@ MAX_CHECKED_SECONDS: Final = 1.0  # of loading CHECKED_BATCH samples; those of s
 CHECKED_BATCH: Final = 2  # samples
 SMALL_BATCH_DIVISOR: Final = 4  # of the usual batch size
 
-OnPhase = Callable[[str], None]
+OnPhase = Callable[..., None]  # a phase, and the number of batches: such reports are rare, others are not
 
 
 class SizeProfile(NamedTuple):
@@ -199,7 +199,7 @@ def load_batches(
                 times.append(read_clocks().since(started))
                 handed_out = loader.index_source.count_samples(len(times))
                 samples.append(handed_out - sum(samples) if is_map else count_samples(batch, size or 1))
-                on_phase(f"loaded {len(times)} batches")
+                on_phase("loading batches", len(times))
                 if len(times) == most or (len(times) > 1 and time.perf_counter() > deadline):
                     return batch, times, samples
                 started = read_clocks()

@@ -21,6 +21,7 @@ SHM: Final = Path("/dev/shm")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 TRIAL_VARIABLE: Final = "DLTUNE_TRIAL"  # in the environment of every process of a trial
 STACK_SIGNAL: Final = signal.SIGRTMIN + 10  # at which a process of a trial dumps its stacks; no other code uses it
+PF_EXITING: Final = 4  # a flag in /proc/PID/stat
 MIN_EMPTY_SECONDS: Final = 0.5  # a new segment of shared memory has no content for some microseconds
 STACKS_FILE: Final = "stacks"  # in the temporary folder of the trial
 
@@ -73,6 +74,12 @@ def is_cleaner(pid: int, proc: Path = PROC) -> bool:
     """Return whether a process removes the names that dead processes leave in /dev/shm."""
     command = read_text(proc / str(pid) / "cmdline")
     return any(cleaner in command for cleaner in ("torch_shm_manager", "multiprocessing.resource_tracker"))
+
+
+def is_exiting(pid: int, proc: Path = PROC) -> bool:
+    """Return whether the kernel is ending a process, which may still free memory and release devices."""
+    fields = read_text(proc / str(pid) / "stat").rpartition(")")[2].split()
+    return len(fields) > 6 and bool(int(fields[6]) & PF_EXITING)
 
 
 def read_smaps(pid: int | str, proc: Path = PROC) -> Counter[str]:

@@ -27,7 +27,7 @@ BURN = f"import time\nwhile time.process_time() < {BURNED_SECONDS}: pass"
 def probe(dataset: Dataset[Any], size: int = 4) -> ProbeReport:
     workload = LoadedWorkload(parts=Workload(dataset=dataset))
     command = ProbeCommand(batch_size=size, largest=size, usable_cpus=1.0)
-    return profile_workload(workload, lambda batch: None, torch.device("cpu"), command, lambda phase: None)
+    return profile_workload(workload, lambda batch: None, torch.device("cpu"), command, lambda phase, batches=0: None)
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -87,7 +87,7 @@ class SlowShards(IterableDataset[torch.Tensor]):
 
 def test_a_stream_is_read_for_long_enough_to_meet_its_next_shards() -> None:
     workload = LoadedWorkload(parts=Workload(dataset=SlowShards()))
-    _, times, _ = load_batches(workload, 10, lambda phase: None)
+    _, times, _ = load_batches(workload, 10, lambda phase, batches=0: None)
     assert sum(one.wall >= 0.02 for one in times[1:]) > 3
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import DltuneError, UsageError, WorkloadError
-from autotune.protocol.messages import TrialRequest
+from autotune.progress import ProgressListener
+from autotune.protocol.messages import ProgressReport, TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from tests.kept_supervisor import keep_supervisor
@@ -149,6 +150,19 @@ def test_a_workload_that_cannot_be_identified_fails_as_its_probe_does(factory: s
     with open_runner(factory) as runner, pytest.raises(DltuneError) as caught:
         runner.identify(8, LIMITS)
     assert str(caught.value) == str(probe_error(factory))
+
+
+def test_many_small_batches_are_not_many_messages() -> None:
+    seen: list[str] = []
+
+    class Listener(ProgressListener):
+        def show_progress(self, progress: ProgressReport) -> None:
+            seen.append(progress.phase)
+
+    workload = WorkloadRequest(dataset="tests.misbehaving:make_sharded", step_seconds=1e-4, working_dir=ROOT)
+    with TrialRunner(workload, 30.0, Listener(), keep_supervisor()) as runner:
+        runner.probe((1, 1), LIMITS)
+    assert 0 < sum("loading" in phase or "loaded" in phase for phase in seen) < 20  # of 64 batches
 
 
 def test_the_probe_and_the_identification_describe_a_workload_alike() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from autotune.system.procfs import (
     PAGE_BYTES,
+    is_exiting,
     list_empty_segments,
     list_names,
     list_used_segments,
@@ -38,6 +40,16 @@ def test_exact_memory_leaves_out_mapped_files_and_the_cheap_bound_shared_memory_
 
 def test_this_process_takes_no_more_than_the_bound() -> None:
     assert 0 < measure_pss([os.getpid()]) <= memory_upper_bound([os.getpid()]) + read_resident("self")[1]
+
+
+def test_a_killed_process_is_exiting_until_it_is_reaped(tmp_path: Path) -> None:
+    write_files(tmp_path, {"7/stat": "7 (a (b) c) D 1 7 7 0 -1 4194564 10", "8/stat": "8 (x) D 1 8 8 0 -1 4194560 10"})
+    assert [is_exiting(pid, tmp_path) for pid in (7, 8, 9)] == [True, False, False]
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert not is_exiting(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert is_exiting(process.pid)
 
 
 def make_segment(folder: Path, name: str, pages: int = 1) -> Path:
