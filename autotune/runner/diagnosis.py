@@ -188,7 +188,7 @@ def diagnose_stall(message: str, output: str, found: HangReport) -> TrialFailure
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
     last = next((line.strip()[:MAX_QUOTED_CHARACTERS] for line in reversed(lines) if "Warning: " not in line), "")
     happened = "; ".join(filter(None, (message, last and f"the last line of its output: {last}", found.sentence)))
-    usual = f"{FORKED_LOCK}; if it only needs longer, allow it with --stall-time"
+    usual = f"{FORKED_LOCK}; if it only needs longer, allow it with --stall-time and --timeout"
     return TrialFailure(
         "stalled", f"{happened}. {found.advice or usual}", "\n\n".join(filter(None, (output, found.stacks)))
     )
