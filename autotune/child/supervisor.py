@@ -118,7 +118,7 @@ class Supervisor:
     def _end_trial(self, seen: Sequence[int] = ()) -> list[int]:
         """Kill all descendants, remove their files and segments, and return those that cannot be killed.
 
-        A process is gone when it was reaped: its memory is free then, and its files and devices are closed.
+        The kernel lets a process be reaped after its memory is free and its files and devices are closed.
         torch_shm_manager and multiprocessing's resource tracker are killed last: they remove names in /dev/shm.
         """
         descendants = self._list_descendants()
