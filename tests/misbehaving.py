@@ -117,6 +117,18 @@ def make_waiting(seconds: float = 5e-4) -> Honest:
     return Honest(act=lambda index: time.sleep(seconds))
 
 
+def make_holding() -> Honest:
+    """Keep 64 MiB in each worker, in epochs longer than a trial."""
+    held: list[bytes] = []
+
+    def hold(_: int) -> None:
+        time.sleep(1e-3)
+        if get_worker_info() is not None and not held:
+            held.append(b"x" * 2**26)
+
+    return Honest(act=hold, samples=100_000)
+
+
 def make_telling(note: str | None = None) -> Honest:
     """Write the environment of the process to a file."""
     shared = sum(int(size) for size in re.findall(r"Shared_Dirty: +(\d+)", Path("/proc/self/smaps_rollup").read_text()))

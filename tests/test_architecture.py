@@ -27,7 +27,12 @@ OWNERS = {
     "filelock": {"runner", "profiles.store"},
 }
 PROGRAMS = {"cli", "child"}  # they may print and exit
-TRAINING_MODULES = {"profiles.device_prefetch"}  # they import torch in training code
+TRAINING_MODULES = {
+    "profiles.device_prefetch",
+    "online.epoch",
+    "online.worker",
+    "online.attach",
+}  # they import torch in training code
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "manager", "core"}
 
 

@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from autotune.system.procfs import STACK_SIGNAL, STACKS_FILE
 
 PACKAGE_DIR: Final = str(Path(__file__).parents[1])
 FETCH_FILE: Final = "torch/utils/data/_utils/fetch.py"  # where a loader asks a dataset for samples
+UNSENT: Final = "(A worker could not send this to the training process.)"
 WORKER_EXIT_GRACE_SECONDS: Final = 1.0  # between the end of a worker's connections and its own
 
 
@@ -62,8 +64,30 @@ def dump_stacks_on_signal() -> None:
         faulthandler.register(STACK_SIGNAL, file=descriptor)
 
 
+def report_unsent_data() -> None:
+    """Have each worker send an error in place of data that cannot be pickled; torch's loader waits for it forever."""
+    Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # a hook of multiprocessing
+
+
+def _send_error(queue: Queue[Any], error: Exception, lost: Any) -> None:
+    from torch._utils import ExceptionWrapper
+    from torch.utils.data import get_worker_info
+
+    worker = get_worker_info()
+    if worker is None or not isinstance(lost, tuple) or len(lost) != 2:  # a queue of the user's own
+        traceback.print_exception(error)
+        return
+    number, data = lost
+    if not isinstance(data, ExceptionWrapper):
+        data = ExceptionWrapper((type(error), error, error.__traceback__), f"in DataLoader worker process {worker.id}")
+    data.exc_type = RuntimeError  # the original class may be the one that cannot be pickled
+    data.exc_msg = f"{data.exc_msg.rstrip()}\n{UNSENT}"
+    queue.put((number, data))
+
+
 def set_up_worker(worker_init: Callable[[int], None] | None, worker_id: int) -> None:
-    """Dump the stacks of a worker that is not forked, and so has no handler; then call its `worker_init_fn`, if any."""
+    """Set up a worker that is not forked, and so has no hooks; then call its `worker_init_fn`, if any."""
     dump_stacks_on_signal()
+    report_unsent_data()
     if worker_init is not None:
         worker_init(worker_id)

@@ -34,7 +34,7 @@ from autotune.protocol.messages import IdentityReport, ProbeCommand, ProbeReport
 from autotune.protocol.statistics import student_t
 from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
 from autotune.settings import SETTINGS
-from autotune.system.procfs import read_resident
+from autotune.system.procfs import memory_upper_bound
 from autotune.system.software import read_software
 
 LOAD_SECONDS: Final = 0.5  # of loading batches of one size
@@ -47,7 +47,7 @@ MAX_CHECKED_SECONDS: Final = 1.0  # of loading CHECKED_BATCH samples; those of s
 CHECKED_BATCH: Final = 2  # samples
 SMALL_BATCH_DIVISOR: Final = 4  # of the usual batch size
 
-OnPhase = Callable[[str], None]
+OnPhase = Callable[..., None]  # a phase, and the number of batches: such reports are rare, others are not
 
 
 class LoadCosts(NamedTuple):
@@ -100,7 +100,7 @@ def profile_workload(
     is_slow = load_cost.per_batch(CHECKED_BATCH) > MAX_CHECKED_SECONDS
     on_phase("profiling the code that loads")
     costly_lines = () if is_slow else find_costly_lines(workload)
-    rss_bytes, _ = read_resident("self")
+    rss_bytes = memory_upper_bound(["self"])
     on_phase("reading samples")
     reader = SampleReader(workload)
     if workload.kind == "iterable" or not is_slow:
@@ -244,7 +244,7 @@ def load_batches(workload: LoadedWorkload, size: int | None, on_phase: OnPhase) 
                 handed_out = loader.index_source.count_samples(len(times))
                 samples.append(handed_out - sum(samples) if is_map else count_samples(batch, size or 1))
                 sizes.append(count_bytes(batch))
-                on_phase(f"loading batches of {size}" if size else "loading batches")
+                on_phase(f"loading batches of {size}" if size else "loading batches", len(times))
                 if len(times) == most or (len(times) > 1 and time.perf_counter() > deadline):
                     break
                 started = read_clocks()

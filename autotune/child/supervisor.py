@@ -32,12 +32,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from autotune.child.errors import dump_stacks_on_signal
+from autotune.child.errors import dump_stacks_on_signal, report_unsent_data
 from autotune.system.procfs import (
     become_subreaper,
     count_threads,
     die_with_parent,
     is_cleaner,
+    is_exiting,
     list_empty_segments,
     list_tree,
     list_used_segments,
@@ -46,6 +47,7 @@ from autotune.system.procfs import (
 
 MAX_REQUEST_BYTES: Final = 2**16
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
+MAX_EXIT_SECONDS: Final = 60.0  # for a killed process to give its memory and its device back
 KILL_INTERVAL_SECONDS: Final = 0.01
 REAP_INTERVAL_SECONDS: Final = 0.5  # until a tuner that ended is noticed, too, if another process inherited its socket
 IGNORED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -58,6 +60,7 @@ class Supervisor:
         self._connection, self._can_fork = connection, can_fork
         self._folder: str | None = None
         self._statuses: dict[int, int] = {}
+        self._survivors: set[int] = set()  # of earlier trials, which cannot be killed
 
     def serve(self, tuner: int) -> None:
         """Handle the requests of the tuner until it ends; then end the trial."""
@@ -115,24 +118,33 @@ class Supervisor:
     def _end_trial(self, seen: Sequence[int] = ()) -> list[int]:
         """Kill all descendants, remove their files and segments, and return those that cannot be killed.
 
+        The kernel lets a process be reaped after its memory is free and its files and devices are closed.
         torch_shm_manager and multiprocessing's resource tracker are killed last: they remove names in /dev/shm.
         """
-        descendants = list_tree(os.getpid())[1:]
+        descendants = self._list_descendants()
         _signal_all((pid for pid in descendants if not is_cleaner(pid)), signal.SIGSTOP)  # so that segments are final
         segments = {name for pid in descendants for name in list_used_segments(pid)}
         deadline = time.monotonic() + CLEANER_GRACE_SECONDS
-        while descendants and time.monotonic() < deadline + CLEANER_GRACE_SECONDS:
+        while descendants and time.monotonic() < deadline + (
+            MAX_EXIT_SECONDS if any(map(is_exiting, descendants)) else CLEANER_GRACE_SECONDS
+        ):
             cleaners = [pid for pid in descendants if is_cleaner(pid)] if time.monotonic() < deadline else []
             _signal_all(cleaners, signal.SIGCONT)
             _signal_all(set(descendants).difference(cleaners), signal.SIGKILL)
             time.sleep(KILL_INTERVAL_SECONDS)
             self._reap()
-            descendants = list_tree(os.getpid())[1:]
+            descendants = self._list_descendants()
+        self._survivors.update(descendants)
         remove_segments(segments | list_empty_segments(seen))
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
         return descendants
+
+    def _list_descendants(self) -> list[int]:
+        tree = list_tree(os.getpid())[1:]
+        self._survivors.intersection_update(tree)
+        return [pid for pid in tree if pid not in self._survivors]
 
 
 def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
@@ -177,6 +189,7 @@ def serve_trial(connection: int) -> NoReturn:
     """Serve the tuner behind a descriptor until it closes the connection."""
     os.set_inheritable(connection, False)
     dump_stacks_on_signal()
+    report_unsent_data()
     from autotune.child.server import serve_tuner
     from autotune.protocol.messages import Channel
 

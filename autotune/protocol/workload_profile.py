@@ -146,7 +146,7 @@ class WorkloadProfile(FoundIdentity):
     gpu_free_bytes: BoundedBytes = 0  # device memory that the process held or could get at the start; 0 on the CPU
     pinning: bool = False  # whether pin_memory has an effect on the device in use
     worker_start_cost: LinearCost = LinearCost(fixed_seconds=0.0, per_item_seconds=0.02)  # includes lazy imports
-    rss_bytes: BoundedBytes = 0  # resident memory of the process that loaded batches itself
+    rss_bytes: BoundedBytes = 0  # memory without mapped files of the process that loaded batches itself
     worker_failure: LongText | None = None  # how the process that started workers failed; None if it worked
     notes: tuple[LongText, ...] = ()
 

@@ -32,7 +32,7 @@ _PINNING_FRAME: Final = r"torch/utils/data/_utils/pin_memory\.py\", line \d+, in
 _NO_PICKLE: Final = r"cannot pickle|can't pickle|PicklingError|can't get attribute|Cowardly refusing to serialize"
 
 # Messages of failed resources and devices, as the rest of a sentence that starts with the trial; advice on the others,
-# by the words of a lost worker or a signal, the output of processes that hang, and the error of the user's code
+# by the words of a lost worker or a signal, and the error of the user's code
 PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
     "too_many_files": {
         r"Too many open files|\[Errno 24\]|received \d+ items of ancdata": (
@@ -95,16 +95,11 @@ PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
             "Code of the dataset ended it: sys.exit(), os._exit() or a KeyboardInterrupt; or it could not be started"
         ),
     },
-    "stalled": {
-        rf"{_NO_PICKLE}|cannot serialize": (
-            "A batch or an error that cannot be pickled never arrives (pytorch/pytorch#142884): return tensors, and "
-            "raise errors whose class can be imported"
-        ),
-        r"unable to (allocate|open) shared memory|No space left on device": (
-            "/dev/shm is full{shm}. Give the container more (--shm-size=1g) or tune with fewer --max-workers"
-        ),
-    },
     "workload_failed": {
+        r"A worker could not send this": (
+            "In training, a loader waits forever for a batch or an error that cannot be pickled "
+            "(pytorch/pytorch#142884): return tensors, and raise errors whose class can be imported"
+        ),
         r"stack expects each tensor to be equal size|should be of equal size|storage that is not resizable": (
             "The samples of a batch differ in size: pad them in a collate_fn, as with --collate PKG.MOD:FUNCTION"
         ),
@@ -196,14 +191,15 @@ def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> Tr
     return TrialFailure("workload_failed", message, details)
 
 
-def diagnose_stall(message: str, output: str, shm: str, found: HangReport) -> TrialFailure:
+def diagnose_stall(message: str, output: str, found: HangReport) -> TrialFailure:
     """Diagnose a trial that was ended for making no progress, from the end of its output and from its stacks."""
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
     last = next((line.strip()[:MAX_QUOTED_CHARACTERS] for line in reversed(lines) if "Warning: " not in line), "")
     happened = "; ".join(filter(None, (message, last and f"the last line of its output: {last}", found.sentence)))
-    usual = f"{FORKED_LOCK}; if it only needs longer, allow it with --stall-time"
-    advice = find_advice(_drop_source(output), "stalled", shm) or found.advice or usual
-    return TrialFailure("stalled", f"{happened}. {advice}", "\n\n".join(filter(None, (output, found.stacks))))
+    usual = f"{FORKED_LOCK}; if it only needs longer, allow it with --stall-time and --timeout"
+    return TrialFailure(
+        "stalled", f"{happened}. {found.advice or usual}", "\n\n".join(filter(None, (output, found.stacks)))
+    )
 
 
 def diagnose_exit(status: int | None, output: str, shm: str = "", *, on_device: bool = False) -> TrialFailure:

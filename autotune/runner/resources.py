@@ -1,12 +1,15 @@
 """Host memory, /dev/shm and time that the running trial uses, and the limits at which it must end.
 
 Cheap upper bounds are read at every tick: resident memory of the trial's processes, and how much of /dev/shm was filled
-since its start. Exact numbers cost milliseconds per process and are read when an upper bound exceeds a budget, and at
-the end of a trial: the proportional memory (PSS) of all processes and the files in /dev/shm that they use.
+since its start. Exact numbers cost milliseconds per process: the proportional memory (PSS) of all processes and the
+files in /dev/shm that they use. They are read a few times in each trial, and whenever an upper bound exceeds a budget
+that the trial may have reached since the last exact reading. From one exact reading to the next, resident memory of the
+same processes grows at most as fast as their memory: pages become shared only by a fork.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,8 +23,10 @@ from autotune.units import format_bytes, format_seconds
 
 TREE_SECONDS: Final = 0.25  # between two walks over the processes, at 0.1 ms for each
 TICK_SECONDS: Final = 0.05  # between two readings
-NEAR_BUDGET_SECONDS: Final = 0.01  # between these near a budget: a trial may take 1 GB a second
-NEAR_BUDGET_RATIO: Final = 0.5
+SAMPLE_SECONDS: Final = 0.5  # from the start of a command to its first exact reading: workers may end before it does
+SAMPLE_FACTOR: Final = 4.0  # between the times of exact readings
+MIN_SECONDS: Final = 0.01  # between these near a budget
+FILL_RATE: Final = 2 * 2**30  # bytes that one CPU may fill in a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +65,9 @@ class Limits:
         budgets = self.budgets
         if usage.available_bytes < budgets.reserve_bytes:
             left, reserve = format_bytes(usage.available_bytes), format_bytes(budgets.reserve_bytes)
+            used = HOST_MEMORY.describe_excess(usage.host_bytes, budgets.memory_bytes)
             message = f"left the machine {left} of memory, less than the {reserve} reserved for other processes"
-            return HOST_MEMORY.outcome, message
+            return HOST_MEMORY.outcome, f"{message}; it {used}"
         if usage.host_bytes > budgets.memory_bytes:
             return HOST_MEMORY.outcome, HOST_MEMORY.describe_excess(usage.host_bytes, budgets.memory_bytes)
         if usage.shm_bytes > budgets.shm_bytes:
@@ -85,8 +91,11 @@ class ResourceMonitor:
         self._supervisor = supervisor
         self._shm_free_before = read_shm()[1]
         self._names_before = list_names(())
-        self._next_walk = 0.0
-        self._bound = 0  # of the memory outside /dev/shm, from the last walk
+        self._started = time.monotonic()
+        self._next_walk = self._next_exact = self._next_sample = 0.0
+        self._bound = self._least = 0  # of the memory outside /dev/shm, from the last walk
+        self._measured: tuple[int, int, set[int]] = 0, 0, set()  # at the last exact reading: memory, bound, processes
+        self._rate = FILL_RATE * len(os.sched_getaffinity(0))
         self._available = AvailableMemory()
         self._memory_groups = find_own_memory_groups()
         self._kills_before = self._count_oom_kills()
@@ -97,27 +106,45 @@ class ResourceMonitor:
         self.seen.update(tree)
         return tree
 
+    def start_command(self) -> None:
+        """Forget the peaks of the last command."""
+        self.peak, self._started = ResourceUsage(), time.monotonic()
+        self._next_sample = self._started + SAMPLE_SECONDS
+
     def read(self, budgets: Budgets, *, exact: bool = False) -> ResourceUsage:
-        """Read the current use; exactly if asked for, or if an upper bound exceeds a budget."""
+        """Read the current use; exactly if asked for, or if a budget may be exceeded."""
+        now, available_bytes = time.monotonic(), self._available.read()
         shm_size, shm_free = read_shm()
         shm_bytes = max(0, self._shm_free_before - shm_free)
-        if not exact:
-            if time.monotonic() >= self._next_walk:
-                self._bound = memory_upper_bound(self.list_processes())
-                is_near = self.tick_seconds < TICK_SECONDS
-                self._next_walk = time.monotonic() + (NEAR_BUDGET_SECONDS if is_near else TREE_SECONDS)
-            host_bytes = self._bound + shm_bytes
-            exact = host_bytes > budgets.memory_bytes or shm_bytes > budgets.shm_bytes
-        if exact:
+        is_walk = now >= self._next_walk
+        if is_walk:
+            processes, (memory, bound, measured) = self.list_processes(), self._measured
+            self._bound = memory_upper_bound(processes)
+            self._least = memory + self._bound - bound if measured.issuperset(processes) else 0
+        headroom = min(budgets.memory_bytes - self._bound - shm_bytes, budgets.shm_bytes - shm_bytes)
+        exact |= available_bytes < budgets.reserve_bytes or now >= self._next_sample
+        if exact or (headroom < 0 and now >= self._next_exact):
             processes = self.list_processes()
             shm_bytes, unmapped = measure_segments(processes, list_names(self.seen, self._names_before))
             host_bytes = measure_pss([self._supervisor, *processes]) + unmapped
-        usage = max(host_bytes / max(1, budgets.memory_bytes), shm_bytes / max(1, budgets.shm_bytes))
-        self.tick_seconds = NEAR_BUDGET_SECONDS if usage > NEAR_BUDGET_RATIO else TICK_SECONDS
+            self._measured = host_bytes - shm_bytes, memory_upper_bound(processes), set(processes)
+            headroom = min(budgets.memory_bytes - host_bytes, budgets.shm_bytes - shm_bytes)
+            seconds = time.monotonic() - now
+            self._next_exact = now + max(MIN_SECONDS, seconds, headroom / self._rate)
+            self._next_sample = self._started + SAMPLE_FACTOR * (now - self._started)
+        else:
+            host_bytes = self._least if self._least > budgets.memory_bytes else 0
+            shm_bytes = min(shm_bytes, budgets.shm_bytes)  # others may have filled the rest
+        wait_seconds = headroom / self._rate
+        if headroom < 0:
+            wait_seconds = min(self._next_exact - now, (budgets.memory_bytes - self._least) / self._rate)
+        self.tick_seconds = min(TICK_SECONDS, max(MIN_SECONDS, wait_seconds))
+        if is_walk:
+            self._next_walk = now + min(TREE_SECONDS, max(MIN_SECONDS, wait_seconds))
         oom_kills = self._count_oom_kills() - self._kills_before
-        now = ResourceUsage(host_bytes * exact, shm_bytes, shm_size, self._available.read(), oom_kills)
-        self.peak = self.peak.raise_peak(now)
-        return now
+        usage = ResourceUsage(host_bytes, shm_bytes, shm_size, available_bytes, oom_kills)
+        self.peak = self.peak.raise_peak(usage)
+        return usage
 
     def _count_oom_kills(self) -> int:
         return sum(count_oom_kills(folder) for folder in self._memory_groups)

@@ -26,7 +26,7 @@ from autotune.request import WorkloadRequest
 from autotune.runner import diagnosis
 from autotune.runner.diagnosis import Reply, TrialFailure
 from autotune.runner.hangs import find_blocking, read_all_stacks
-from autotune.runner.resources import Limits, ResourceMonitor, ResourceUsage
+from autotune.runner.resources import Limits, ResourceMonitor
 from autotune.runner.supervisor_client import SupervisorClient, make_folder
 from autotune.system.procfs import PROC, STACKS_FILE, read_text
 from autotune.units import format_seconds
@@ -37,6 +37,8 @@ EXIT_SECONDS: Final = 1.0  # between the end of a process's connection and its e
 MAX_RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
 MAX_PROBE_STALLS: Final = 4.0  # times the stall time: a probe
 MAX_LOAD_STALLS: Final = 20.0  # times the stall time: importing torch and calling the dataset's factory
+STALL_SHARE: Final = 0.5  # of the time that --timeout leaves: a hang must not take all of it
+MIN_STALL_SECONDS: Final = 15.0  # for the start of workers in a late trial
 MAX_TRIAL_OVERHEAD: Final = 4.0  # times the trial's seconds: starting workers, draining, a last batch
 
 
@@ -74,7 +76,8 @@ class TrialProcess:
 
     def receive(self, limits: Limits) -> Reply:
         """Wait for the report of the command sent, or for how the process ended."""
-        self.monitor.peak, self.batches = ResourceUsage(), 0
+        self.monitor.start_command()
+        self.batches = 0
         reply: Reply
         try:
             reply = self._await_report(limits)
@@ -124,7 +127,7 @@ class TrialProcess:
         output = self.read_output()
         self.end()
         if found is not None:
-            return diagnosis.diagnose_stall(message, output, self.monitor.peak.describe_shm(), found)
+            return diagnosis.diagnose_stall(message, output, found)
         return TrialFailure(kind, message, output)
 
     def _describe_exit(self, limits: Limits, status: int | None, rank: int | None = None) -> TrialFailure:
@@ -174,7 +177,7 @@ class TrialRunner:
         self._supervisor = supervisor or SupervisorClient(workload.nproc_per_node)
         self._child: TrialProcess | None = None
         self._is_releasing = False
-        self._probe_end = math.inf
+        self._end = self._probe_end = math.inf
         self._ranks = 1
         self._role: messages.Role = "main"  # of the living child
         self._profile: WorkloadProfile | None = None
@@ -210,7 +213,7 @@ class TrialRunner:
         UsageError if there is no such workload, or `max_seconds` are too few, WorkloadError if the user's code fails.
         """
         self._limits, self._ranks = budgets, 1
-        self._probe_end = time.monotonic() + max_seconds
+        self._end = self._probe_end = time.monotonic() + max_seconds
         command = messages.ProbeCommand(batch_sizes=tuple(batch_sizes), usable_cpus=usable_cpus)
         reply = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(reply, ProbeReport):
@@ -290,7 +293,8 @@ class TrialRunner:
             if not isinstance(reply, messages.ReadyReport):
                 return reply
             self.start_seconds = time.monotonic() - began
-        return self._child.command(command, self._watch(deadline_seconds, self._stall_seconds))
+        patience_seconds = max(STALL_SHARE * (self._end - time.monotonic()), MIN_STALL_SECONDS)
+        return self._child.command(command, self._watch(deadline_seconds, min(self._stall_seconds, patience_seconds)))
 
     def _watch(self, deadline_seconds: float, stall_seconds: float) -> Limits:
         left_seconds = max(0.0, self._probe_end - time.monotonic())

@@ -115,15 +115,24 @@ class SupervisorClient:
 
     def _ask(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> tuple[dict[str, Any], list[int]]:
         """Return the supervisor's reply; raise OSError if it does not reply."""
-        if self._connection is None:
-            raise BrokenPipeError(errno.EPIPE, "the supervisor has ended")
-        socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
-        if not wait([self._connection], MAX_REPLY_SECONDS):
-            raise TimeoutError(errno.ETIMEDOUT, "the supervisor does not reply")
-        message, received, _, _ = socket.recv_fds(self._connection, 2**16, 1)
-        if not message:
-            raise BrokenPipeError(errno.EPIPE, "the supervisor has ended")
-        return dict(json.loads(message)), received
+        if self._connection is None or self._supervisor is None:
+            raise BrokenPipeError(errno.EPIPE, "the process that starts them has ended")
+        try:
+            socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
+            if not wait([self._connection], MAX_REPLY_SECONDS):
+                raise TimeoutError(errno.ETIMEDOUT, "the process that starts them does not reply")
+            message, received, _, _ = socket.recv_fds(self._connection, 2**16, 1)
+            return dict(json.loads(message)), received  # an empty message is no JSON
+        except (ConnectionError, ValueError):
+            raise BrokenPipeError(errno.EPIPE, self._describe_end(self._supervisor)) from None
+
+    @staticmethod
+    def _describe_end(supervisor: subprocess.Popen[bytes]) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            supervisor.wait(MAX_END_SECONDS)
+        if supervisor.returncode == -signal.SIGKILL:
+            return "the process that starts them was killed, as the kernel does if memory runs out: allow more memory"
+        return f"the process that starts them ended with status {supervisor.returncode}"
 
     def close(self) -> None:
         """End the supervisor, and with it the running trial."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -11,8 +11,9 @@ from autotune.system.procfs import CGROUP, PROC, read_numbers, read_text
 
 UNLIMITED_V1: Final = 1 << 60  # version 1 writes "no limit" as 9223372036854771712
 MEMORY_FILES: Final = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ("memory.max", "memory.current", ("inactive_file", "active_file")),
+    ("memory.high", "memory.current", ("inactive_file", "active_file")),  # the kernel slows what exceeds it
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
 )  # limit, use, and reclaimable file cache in memory.stat, of versions 2 and 1
 
 
@@ -104,19 +105,20 @@ def _divide(part: float, whole: float) -> float:
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
 
 
-def list_memory_limits(proc: Path = PROC, cgroup: Path = CGROUP) -> list[tuple[int, Path, str]]:
-    """List the memory limits of our cgroup and its ancestors: bytes, file of the use, key of its reclaimable cache."""
+def list_memory_limits(proc: Path = PROC, cgroup: Path = CGROUP) -> list[tuple[int, Path, tuple[str, ...]]]:
+    """List the memory limits of our cgroup and its ancestors: bytes, file of the use, keys of its reclaimable cache."""
     return [
-        (limit, folder / usage_name, cache_key)
+        (limit, folder / usage_name, cache_keys)
         for folder in walk_ancestors(proc, cgroup, "", "memory")
-        for limit_name, usage_name, cache_key in MEMORY_FILES
+        for limit_name, usage_name, cache_keys in MEMORY_FILES
         if (text := read_text(folder / limit_name).strip()).isdecimal() and (limit := int(text)) < UNLIMITED_V1
     ]
 
 
-def read_available(limit_bytes: int, usage: Path, cache_key: str) -> int:
-    """Return the bytes left under a memory limit; reclaimable file cache counts as free."""
-    cache = read_numbers(usage.with_name("memory.stat")).get(cache_key, 0)
+def read_available(limit_bytes: int, usage: Path, cache_keys: Sequence[str]) -> int:
+    """Return the bytes left under a memory limit; file cache counts as free, in use or not, as in MemAvailable."""
+    numbers = read_numbers(usage.with_name("memory.stat"))
+    cache = sum(numbers.get(key, 0) for key in cache_keys)
     return max(0, limit_bytes - max(0, int(read_text(usage) or 0) - cache))
 
 

@@ -141,18 +141,26 @@ def count_whole_cpus(usable_cpus: float) -> int:
     return max(1, math.ceil(usable_cpus))
 
 
-def read_gpus(proc: Path = PROC, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """List the NVIDIA GPUs that a training process here would see, as torch names them; a slice ends in `MIG`."""
-    files = sorted(proc.glob("driver/nvidia/gpus/*/information"))
-    gpus = [(read_field(file, "Model") or "unknown GPU", read_field(file, "GPU UUID") or "") for file in files]
+def read_gpus(proc: Path = PROC, environ: Mapping[str, str] = os.environ, dev: Path = Path("/dev")) -> tuple[str, ...]:
+    """List the NVIDIA GPUs that a training process here would see, as torch names them; a slice ends in `MIG`.
+
+    /proc may list all GPUs of the host; those of a container have a device file.
+    """
+    gpus = []
+    for file in sorted(proc.glob("driver/nvidia/gpus/*/information")):
+        model, minor = read_field(file, "Model") or "unknown GPU", read_field(file, "Device Minor")
+        if minor is None or (dev / f"nvidia{minor}").exists():
+            is_partitioned = any(proc.glob(f"driver/nvidia/capabilities/gpu{minor}/mig/gi*"))
+            gpus.append((f"{model} MIG" if is_partitioned else model, read_field(file, "GPU UUID") or ""))
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return tuple(model for model, _ in gpus)
+        slices = [model for model, _ in gpus if model.endswith(" MIG")]
+        return tuple(slices[:1] or (model for model, _ in gpus))  # CUDA sees a single slice
     names = []
     for entry in map(str.strip, visible.split(",")):  # numbers, or beginnings of UUIDs
         found = gpus[int(entry) :] if entry.isdecimal() else [gpu for gpu in gpus if entry and gpu[1].startswith(entry)]
         if entry.startswith("MIG-"):
-            found = [(f"{model} MIG", "") for model, _ in gpus]
+            found = [(f"{model.removesuffix(' MIG')} MIG", "") for model, _ in gpus]
         if not found:
             break  # CUDA ignores the entries after an invalid one
         names.append(found[0][0])

@@ -6,7 +6,6 @@ A file that cannot be read counts as empty. Folders are parameters for tests. On
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import time
 from collections import Counter
@@ -18,9 +17,9 @@ from typing import Final
 PROC: Final = Path("/proc")
 CGROUP: Final = Path("/sys/fs/cgroup")
 SHM: Final = Path("/dev/shm")
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 TRIAL_VARIABLE: Final = "DLTUNE_TRIAL"  # in the environment of every process of a trial
 STACK_SIGNAL: Final = signal.SIGRTMIN + 10  # at which a process of a trial dumps its stacks; no other code uses it
+PF_EXITING: Final = 4  # a flag in /proc/PID/stat
 MIN_EMPTY_SECONDS: Final = 0.5  # a new segment of shared memory has no content for some microseconds
 STACKS_FILE: Final = "stacks"  # in the temporary folder of the trial
 
@@ -75,6 +74,12 @@ def is_cleaner(pid: int, proc: Path = PROC) -> bool:
     return any(cleaner in command for cleaner in ("torch_shm_manager", "multiprocessing.resource_tracker"))
 
 
+def is_exiting(pid: int, proc: Path = PROC) -> bool:
+    """Return whether the kernel is ending a process, which may still free memory and release devices."""
+    fields = read_text(proc / str(pid) / "stat").rpartition(")")[2].split()
+    return len(fields) > 6 and bool(int(fields[6]) & PF_EXITING)
+
+
 def read_smaps(pid: int | str, proc: Path = PROC) -> Counter[str]:
     """Return the sizes in a process's `smaps_rollup`, in bytes; empty if it has ended. Takes about 2 ms."""
     lines = read_text(proc / str(pid) / "smaps_rollup").splitlines()
@@ -82,18 +87,16 @@ def read_smaps(pid: int | str, proc: Path = PROC) -> Counter[str]:
     return Counter({key.rstrip(":"): int(size) * 1024 for key, size, _ in pairs})
 
 
-def read_resident(pid: int | str, proc: Path = PROC) -> tuple[int, int]:
-    """Return a process's resident bytes, and how many of them are files or shared memory; zeros if it has ended."""
-    pages = read_text(proc / str(pid) / "statm").split()
-    return (int(pages[1]) * PAGE_BYTES, int(pages[2]) * PAGE_BYTES) if pages else (0, 0)
-
-
 def measure_pss(pids: Iterable[int], proc: Path = PROC) -> int:
-    """Return the exact memory of processes in bytes, with the shared memory that they have mapped."""
-    return sum(read_smaps(pid, proc)["Pss"] for pid in pids)
+    """Return the exact memory of processes in bytes, with the shared memory that they have mapped.
+
+    Pages of mapped files are left out: the kernel reclaims them, as it does other file cache.
+    """
+    sizes = [read_smaps(pid, proc) for pid in pids]
+    return sum(size["Pss_Anon"] + size["Pss_Shmem"] if "Pss_Anon" in size else size["Pss"] for size in sizes)
 
 
-def memory_upper_bound(pids: Iterable[int], proc: Path = PROC) -> int:
+def memory_upper_bound(pids: Iterable[int | str], proc: Path = PROC) -> int:
     """Return a cheap upper bound of the memory of processes without files: pages shared by a fork count once each.
 
     Shared memory counts once for all. It is also the kind of memory that CUDA pins, in the training process.
@@ -168,6 +171,6 @@ def measure_segments(pids: Iterable[int], names: Iterable[str], proc: Path = PRO
 
 
 def list_names(pids: Collection[int], known: Collection[str] = (), shm: Path = SHM) -> set[str]:
-    """Return the names in /dev/shm except known ones and tensors of processes other than these."""
-    owners, names = set(map(str, pids)), {path.name for path in list_folder(shm)}.difference(known)
-    return {name for name in names if not name.startswith("torch_") or name.split("_")[1] in owners}
+    """Return the names of these processes' tensors, and new ones of `multiprocessing.shared_memory`, in /dev/shm."""
+    prefixes = (*(f"torch_{pid}_" for pid in pids), "psm_")
+    return {path.name for path in list_folder(shm) if path.name.startswith(prefixes)}.difference(known)

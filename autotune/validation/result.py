@@ -145,6 +145,12 @@ def _build_result(
 
 
 def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> Iterator[str]:
+    loaders = [one for one in plan.space.configs if one.dataloader.num_workers]
+    if loaders and not any(one.dataloader.num_workers for one in plan.candidates):
+        names = ("num_workers", "prefetch_factor", "batch_size")
+        least = min(loaders, key=lambda one: [SETTINGS[name].read(one) or 1 for name in names])
+        excess = plan.describe_excess(least)
+        yield f"No number of workers is within the limits ({excess}): allow more, or use a smaller --batch-size."
     yield from validation.noise
     for one in (one for one in validation.measured if one.failures and validation.runs):
         tried, failed = len(one.rates) + len(one.failures), len(one.failures)

@@ -32,7 +32,7 @@ BURN = f"import time\nwhile time.process_time() < {BURNED_SECONDS}: pass"
 def probe(dataset: Dataset[Any], size: int = 4) -> ProbeReport:
     workload = LoadedWorkload(parts=Workload(dataset=dataset))
     command = ProbeCommand(batch_sizes=(size,), usable_cpus=1.0)
-    return profile_workload(workload, lambda batch: None, torch.device("cpu"), command, lambda phase: None)
+    return profile_workload(workload, lambda batch: None, torch.device("cpu"), command, lambda phase, batches=0: None)
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -92,7 +92,7 @@ class SlowShards(IterableDataset[torch.Tensor]):
 
 def test_a_stream_is_read_for_long_enough_to_meet_its_next_shards() -> None:
     workload = LoadedWorkload(parts=Workload(dataset=SlowShards()))
-    times = load_batches(workload, 10, lambda phase: None)[0].seconds
+    times = load_batches(workload, 10, lambda phase, batches=0: None)[0].seconds
     assert sum(one.wall >= 0.02 for one in times[1:]) > 3
 
 
@@ -110,7 +110,7 @@ def profile_with(step: Step, baseline: int | None = None, sizes: tuple[int, ...]
     config = None if baseline is None else make_config(batch_size=baseline)
     workload = LoadedWorkload(parts=Workload(dataset=Labelled()), baseline=config)
     command = ProbeCommand(batch_sizes=sizes, usable_cpus=1.0)
-    return profile_workload(workload, step, torch.device("cpu"), command, lambda phase: None).profile
+    return profile_workload(workload, step, torch.device("cpu"), command, lambda phase, batches=0: None).profile
 
 
 def test_each_batch_goes_to_the_step_once_and_is_measured_before() -> None:
@@ -154,7 +154,7 @@ def test_a_step_may_need_a_part_of_its_batch_on_the_cpu(reads_a_part: bool, monk
             batch["lengths"].tolist()
 
     batches = ({"data": torch.zeros(2), "lengths": torch.ones(2)} for _ in range(9))
-    found = profile_step(step, batches, torch.device("meta"), lambda phase: None)
+    found = profile_step(step, batches, torch.device("meta"), lambda phase, batches=0: None)
     assert found.takes_moved is not reads_a_part
     assert moved == ([False, True] + [False] * 7 if reads_a_part else [False] + [True] * 8)
 
@@ -176,7 +176,8 @@ class Texts(Dataset[torch.Tensor]):
 def test_texts_padded_to_the_longest_of_a_batch_are_identified_as_unchanged() -> None:
     parts = Workload(dataset=Texts(), collate_fn=lambda texts: pad_sequence(texts, batch_first=True))
     again = [
-        identify_workload(LoadedWorkload(parts=parts), torch.device("cpu"), (16,), lambda phase: None) for _ in range(8)
+        identify_workload(LoadedWorkload(parts=parts), torch.device("cpu"), (16,), lambda phase, batches=0: None)
+        for _ in range(8)
     ]
     assert len({one.sample_bytes for one in again}) > 1
     assert all(0 < one.sample_bytes_error < one.sample_bytes / 2 for one in again)

@@ -70,10 +70,19 @@ FAILING = {  # the parts of the message, as in a doctest
         (FAILED, sabotage_main("mute"), "MuteError"),
     ],
     "Exception class not importable": [
-        ("stalled", sabotage("local error", stall_seconds=4.0), "no progress for 4. ... (limit 4.0 s) ... Can't pickle")
+        (
+            FAILED,
+            sabotage("local error", *config),
+            "raised tests.faults.hostile._raise_local.<locals>.LocalError: its class cannot be imported ... #142884",
+        )
+        for config in ((), (SPAWN,))
     ],
     "Batch unpicklable": [
-        ("stalled", hanging("tests.misbehaving:make_unpicklable"), "cannot pickle 'generator' ... #142884")
+        (
+            FAILED,
+            hostile("tests.misbehaving:make_unpicklable"),
+            "raised TypeError: cannot pickle 'generator' ... #142884",
+        )
     ],
     "Hung getitem": [
         ("stalled", sabotage("hang", timeout=1.0), "DataLoader timed out after 1"),

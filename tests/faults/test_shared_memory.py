@@ -136,3 +136,19 @@ def test_no_semaphore_is_left_when_a_trial_with_spawned_workers_has_hung(method:
     left = set(Path("/dev/shm").glob("sem.*")) - before  # those of a test in another process go when it ends
     assert result.kind == "stalled", result.message
     await_condition(lambda: not any(path.exists() for path in left), f"the end of {len(left)} semaphores")
+
+
+@pytest.mark.parametrize("batch_size", [8, 64])
+@pytest.mark.fault("Container: 64 MB of shm, no capabilities, no home", needs="mount")
+def test_a_run_in_a_container_without_a_home_or_capabilities_has_a_result(batch_size: int, tmp_path: Path) -> None:
+    options = "--batch-size", str(batch_size), "--trials", "3", "--json"
+    command = make_command(*options, dataset="tests.faults.hostile:make_large")
+    script = (
+        f"unset HOME USER LOGNAME; exec setpriv --bounding-set -all --inh-caps -all --no-new-privs {' '.join(command)}"
+    )
+    finished = run(wrap_in_mount("size=64m", ["sh", "-c", script]), cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads(finished.stdout)
+    assert found["hardware"]["shm_limit_bytes"] == 64 * MIB
+    words = "No number of workers is within the limits (/dev/shm: "
+    assert any(words in one for one in found["result"]["warnings"]) == (batch_size == 64)

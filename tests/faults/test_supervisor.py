@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.faults.stage import (
     is_running,
     make_command,
     make_trial,
+    run,
     started,
 )
 
@@ -130,3 +132,21 @@ def test_a_run_interrupted_before_its_first_trial_writes_nothing_and_says_so(wor
 def test_dltune_works_inside_a_daemonic_process() -> None:
     scene = hostile("tests.misbehaving:make_honest").model_copy(update={"is_daemonic": True})
     assert [result.kind for result in scene.play_elsewhere()] == ["completed"]
+
+
+UNKILLABLE = """
+import os, subprocess, socket
+from autotune.child import supervisor
+
+kill, os.kill = os.kill, lambda pid, number: None  # as of a process that waits for a disk
+supervisor.CLEANER_GRACE_SECONDS = 0.2
+child = subprocess.Popen(["sleep", "600"])
+served = supervisor.Supervisor(socket.socket(), can_fork=True)
+print(served._end_trial() == [child.pid], served._end_trial())
+kill(child.pid, 9)
+"""
+
+
+def test_a_process_that_cannot_be_killed_is_waited_for_and_reported_once() -> None:
+    done = run([sys.executable, "-c", UNKILLABLE])
+    assert done.stdout.split() == ["True", "[]"], done.stderr

@@ -7,7 +7,8 @@ import pytest
 
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import DltuneError, UsageError, WorkloadError
-from autotune.protocol.messages import TrialRequest
+from autotune.progress import ProgressListener
+from autotune.protocol.messages import ProgressReport, TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from tests.kept_supervisor import keep_supervisor
@@ -168,6 +169,19 @@ def test_a_workload_that_cannot_be_identified_fails_as_its_probe_does(factory: s
     assert str(caught.value) == str(probe_error(factory))
 
 
+def test_many_small_batches_are_not_many_messages() -> None:
+    seen: list[str] = []
+
+    class Listener(ProgressListener):
+        def show_progress(self, progress: ProgressReport) -> None:
+            seen.append(progress.phase)
+
+    workload = WorkloadRequest(dataset="tests.misbehaving:make_sharded", step_seconds=1e-4, working_dir=ROOT)
+    with TrialRunner(workload, 30.0, Listener(), keep_supervisor()) as runner:
+        runner.probe((1, 1), LIMITS)
+    assert 0 < sum("loading" in phase or "loaded" in phase for phase in seen) < 20  # of 64 batches
+
+
 def test_the_probe_and_the_identification_describe_a_workload_alike() -> None:
     with open_runner("make_honest") as runner:
         probed, identified = runner.probe((8, 8), LIMITS), runner.identify((8,), LIMITS)
@@ -176,3 +190,10 @@ def test_the_probe_and_the_identification_describe_a_workload_alike() -> None:
         assert (found.software.start_method, found.accelerator) == ("fork", None)
     assert identified.software == probed.software
     assert probed.baseline is None
+
+
+def test_a_hang_of_workers_does_not_take_all_of_the_time_limit() -> None:
+    with open_runner("make_hangs_in_workers") as runner:
+        profile = runner.probe((8, 8), LIMITS.model_copy(update={"max_workers": 4}), max_seconds=40.0)
+        assert "made no progress for 1" in (profile.worker_failure or "")
+        assert runner.run(make_request(0, seconds=1.0)).kind == "completed"

@@ -3,12 +3,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.runner.resources import Limits, ResourceMonitor, ResourceUsage
+from autotune.runner.resources import TREE_SECONDS, Limits, ResourceMonitor, ResourceUsage
 from tests.builders import GIB, MIB, make_limits
+from tests.runner.trials import make_request, open_runner
 
 LIMITS = Limits(make_limits(memory_bytes=8 * GIB, reserve_bytes=GIB, shm_bytes=64 * MIB), 60.0, 300.0)
 
@@ -65,7 +70,9 @@ def test_exact_memory_counts_shared_pages_once_and_shared_memory_that_is_only_op
 
 def test_memory_is_measured_exactly_if_its_upper_bound_exceeds_the_budget() -> None:
     monitor = ResourceMonitor(os.getppid())
+    monitor.start_command()
     assert monitor.read(make_limits(memory_bytes=10**6 * GIB)).host_bytes == 0
+    monitor = ResourceMonitor(os.getppid())
     assert monitor.read(make_limits(memory_bytes=1)).host_bytes > 0
 
 
@@ -80,3 +87,62 @@ def test_memory_that_a_trial_shares_outside_dev_shm_as_pinned_memory_is_held_aga
         used = monitor.read(make_limits(memory_bytes=200 * MIB)).host_bytes
         process.communicate()
     assert used > 256 * MIB
+
+
+GROWING = "import os, sys; kept = [b'x' * 2**28]; [os.fork() for _ in range({})]; print(flush=True); sys.stdin.read(1); kept.append(b'x' * 2**28); print(flush=True); sys.stdin.read()"  # noqa: E501  # one program
+
+
+@contextmanager
+def started(forks: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program that takes 256 MiB, forks, and takes as much again for each byte of input."""
+    command = [sys.executable, "-c", GROWING.format(forks)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for _ in range(2**forks):
+            process.stdout.readline()
+        yield process
+        process.communicate()
+
+
+def test_a_trial_that_shares_memory_is_not_measured_exactly_at_every_reading() -> None:
+    monitor = ResourceMonitor(os.getpid())
+    monitor.start_command()
+    with started(forks=2):
+        budgets = make_limits(memory_bytes=monitor.read(make_limits(), exact=True).host_bytes + 512 * MIB)
+        readings = [monitor.read(budgets) for _ in range(20)]
+    assert sum(one.host_bytes > 0 for one in readings) <= 2
+    assert max(one.host_bytes for one in readings) < budgets.memory_bytes
+
+
+def test_memory_that_the_same_processes_take_is_found_without_another_exact_reading() -> None:
+    monitor = ResourceMonitor(os.getpid())
+    monitor.start_command()
+    with started(forks=0) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        budgets = make_limits(memory_bytes=monitor.read(make_limits(), exact=True).host_bytes + 128 * MIB)
+        assert monitor.read(budgets).host_bytes < budgets.memory_bytes
+        process.stdin.write(b"x")
+        process.stdin.flush()
+        process.stdout.readline()
+        time.sleep(TREE_SECONDS)
+        assert monitor.read(budgets).host_bytes - budgets.memory_bytes > 100 * MIB
+
+
+def test_files_that_another_program_writes_to_shm_are_not_the_trials() -> None:
+    monitor, path = ResourceMonitor(os.getpid()), Path("/dev/shm/nccl-dltune-test")
+    path.write_bytes(b"x" * 64 * MIB)
+    try:
+        usage = monitor.read(make_limits(shm_bytes=32 * MIB))
+    finally:
+        path.unlink()
+    assert usage.shm_bytes < 32 * MIB
+
+
+def test_the_memory_of_workers_that_end_before_the_trial_does_is_recorded() -> None:
+    whole = {"precision": 1e-4}  # the trial lasts its two seconds
+    with open_runner("make_holding") as runner:
+        requests = [make_request(workers, epochs=1, seconds=2.0).model_copy(update=whole) for workers in (0, 2)]
+        alone, crowd = map(runner.run, requests)
+    assert (alone.kind, crowd.kind) == ("completed", "completed")
+    assert crowd.peak_host_bytes - alone.peak_host_bytes > 2 * 60 * MIB

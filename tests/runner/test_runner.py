@@ -104,7 +104,7 @@ def test_a_dataset_may_return_batches_print_anything_and_leave_processes(factory
         ("make_kills_its_worker", 1, "crashed", "killed by signal: Killed"),
         ("make_killed", 0, "crashed", "SIGKILL"),
         ("make_hangs_in_workers", 2, "stalled", "worker 1 of 2 hangs"),
-        ("make_unpicklable", 1, "stalled", "cannot pickle 'generator' object"),
+        ("make_unpicklable", 1, "workload_failed", "cannot pickle 'generator' object"),
         ("make_ends_early", 2, "workload_failed", "StopIteration"),
     ],
 )

@@ -92,3 +92,10 @@ def test_several_processes_compute_on_one_thread_each_and_caches_stay_where_trai
     assert environment["OMP_NUM_THREADS"] == "1"
     assert Path(environment["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(tempfile.gettempdir())
     assert "OMP_NUM_THREADS" not in SupervisorClient()._make_environment()
+
+
+def test_a_killed_supervisor_is_reported_with_the_next_step() -> None:
+    with SupervisorClient() as client:
+        os.kill(client.supervisor_pid, signal.SIGKILL)
+        with pytest.raises(BrokenPipeError, match="was killed, as the kernel does if memory runs out: allow more"):
+            client._ask({"status": 1})

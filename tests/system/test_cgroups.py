@@ -70,7 +70,7 @@ def make_v1_limit(folder: str, limit: object, use: int = 0, stat: str = "") -> d
 
 
 V2_STAT = f"anon 1\nactive_file {GIB}\ninactive_file {512 * MIB}\n"
-V1_STAT = f"inactive_file {MIB}\ntotal_inactive_file {GIB}\n"  # the second is that of all descendants
+V1_STAT = f"inactive_file {MIB}\ntotal_inactive_file {GIB // 2}\ntotal_active_file {GIB // 2}\n"
 BOX = "pod/box"
 
 
@@ -82,7 +82,8 @@ BOX = "pod/box"
         (V2, make_v2_limit(".", 4 * GIB, GIB), 4 * GIB, 3 * GIB),  # only the subtree of the host is mounted
         (V2, make_v2_limit(BOX, 64 * GIB), 16 * GIB, 10 * GIB),  # above physical memory
         (V2, make_v2_limit("other", 4096) | make_v2_limit("pod/box/sub", 1), 16 * GIB, 10 * GIB),
-        (V2, make_v2_limit(BOX, 4 * GIB, 3 * GIB, V2_STAT), 4 * GIB, GIB + 512 * MIB),
+        (V2, make_v2_limit(BOX, 4 * GIB, 3 * GIB, V2_STAT), 4 * GIB, 2 * GIB + 512 * MIB),  # its cache is in use
+        (V2, make_v2_limit(BOX, 4 * GIB, GIB) | {f"{BOX}/memory.high": str(2 * GIB)}, 2 * GIB, GIB),
         (V2, make_v2_limit(BOX, GIB, 2 * GIB), GIB, 0),
         (V1, make_v1_limit(BOX, 4 * GIB, 2 * GIB, V1_STAT), 4 * GIB, 3 * GIB),
         (HYBRID, make_v2_limit("unified/pod/box", GIB) | make_v1_limit(BOX, 3 * GIB), GIB, GIB),

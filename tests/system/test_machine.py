@@ -56,6 +56,28 @@ def test_gpus_are_listed_as_cuda_would_see_them(visible: str | None, names: tupl
     assert read_gpus(tmp_path, environ) == ()  # without the driver
 
 
+def test_gpus_of_the_host_without_a_device_file_here_are_not_counted(tmp_path: Path) -> None:
+    text = "Model: \t\t NVIDIA H100 80GB HBM3\nDevice Minor: \t {}\n"
+    files = {f"driver/nvidia/gpus/0000:{minor}b:00.0/information": text.format(minor) for minor in range(8)}
+    proc, dev = write_files(tmp_path / "proc", files), write_files(tmp_path / "dev", {"nvidia3": "", "nvidiactl": ""})
+    assert read_gpus(proc, {}, dev) == ("NVIDIA H100 80GB HBM3",)
+    assert read_gpus(proc, {}, tmp_path) == ()
+
+
+def test_a_gpu_with_slices_is_one_slice_as_cuda_sees_a_single_one(tmp_path: Path) -> None:
+    slices = {"driver/nvidia/capabilities/gpu0/mig/gi7/access": "DeviceFileMinor: 66\n"}
+    gpus = {
+        f"driver/nvidia/gpus/0000:0{minor}:00.0/information": f"Model: NVIDIA H100\nDevice Minor: {minor}\n"
+        for minor in (0, 1)
+    }
+    proc, dev = (
+        write_files(tmp_path / "proc", gpus | slices),
+        write_files(tmp_path / "dev", {"nvidia0": "", "nvidia1": ""}),
+    )
+    assert read_gpus(proc, {"NVIDIA_VISIBLE_DEVICES": "MIG-1"}, dev) == ("NVIDIA H100 MIG",)
+    assert read_gpus(proc, {"CUDA_VISIBLE_DEVICES": "MIG-1"}, dev) == ("NVIDIA H100 MIG",)
+
+
 @pytest.mark.parametrize(
     ("gpu", "file"),
     [

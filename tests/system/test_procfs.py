@@ -4,39 +4,51 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from autotune.system.procfs import (
-    PAGE_BYTES,
+    is_exiting,
     list_empty_segments,
     list_names,
     list_used_segments,
     measure_pss,
     measure_segments,
     memory_upper_bound,
-    read_resident,
     read_smaps,
     remove_segments,
 )
 from tests.builders import write_files
 
-SMAPS = "5630-7fff ---p 00000000 00:00 0    [rollup]\nRss:    40 kB\nPss:    30 kB\nPss_Shmem:    10 kB\n"
+SMAPS = "5630-7fff ---p 00000000 00:00 0    [rollup]\nRss:    90 kB\nPss:    80 kB\n"
+PSS_BY_KIND = "Pss_Anon:    20 kB\nPss_File:    50 kB\nPss_Shmem:    10 kB\n"
 
 
-def test_exact_memory_is_the_share_of_each_page_and_the_cheap_bound_counts_shared_memory_once(tmp_path: Path) -> None:
+def test_exact_memory_leaves_out_mapped_files_and_the_cheap_bound_counts_shared_memory_once(tmp_path: Path) -> None:
     status = "Name:\tpython\nRssAnon:\t    30 kB\nRssFile:\t   900 kB\nRssShmem:\t    7 kB\n"
-    write_files(tmp_path, {f"{pid}/smaps_rollup": SMAPS for pid in (7, 8)})
-    write_files(tmp_path, {"7/status": status, "8/status": status, "6/status": "", "7/statm": "900 50 20 1 0 100 0\n"})
+    write_files(tmp_path, {f"{pid}/smaps_rollup": SMAPS + PSS_BY_KIND for pid in (7, 8)})
+    write_files(tmp_path, {"7/status": status, "8/status": status, "6/status": ""})
     assert measure_pss([7, 8, 9], tmp_path) == 2 * 30 * 1024
     assert memory_upper_bound([6, 7, 8, 9], tmp_path) == (2 * 30 + 7) * 1024
-    assert (read_resident(7, tmp_path), read_resident(9, tmp_path)) == ((50 * PAGE_BYTES, 20 * PAGE_BYTES), (0, 0))
+    write_files(tmp_path, {"7/smaps_rollup": SMAPS})
+    assert measure_pss([7], tmp_path) == 80 * 1024  # of an old kernel
     assert read_smaps(9, tmp_path)["Pss"] == 0
 
 
 def test_this_process_takes_no_more_than_the_bound() -> None:
-    assert 0 < measure_pss([os.getpid()]) <= memory_upper_bound([os.getpid()]) + read_resident("self")[1]
+    assert 0 < measure_pss([os.getpid()]) <= memory_upper_bound([os.getpid()])
+
+
+def test_a_killed_process_is_exiting_until_it_is_reaped(tmp_path: Path) -> None:
+    write_files(tmp_path, {"7/stat": "7 (a (b) c) D 1 7 7 0 -1 4194564 10", "8/stat": "8 (x) D 1 8 8 0 -1 4194560 10"})
+    assert [is_exiting(pid, tmp_path) for pid in (7, 8, 9)] == [True, False, False]
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert not is_exiting(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert is_exiting(process.pid)
 
 
 def make_segment(folder: Path, name: str, pages: int = 1) -> Path:
@@ -73,8 +85,8 @@ def test_names_without_content_remain_of_a_full_shm(tmp_path: Path) -> None:
         assert list_empty_segments({1}, tmp_path) == set()
 
 
-def test_tensors_of_other_processes_and_known_names_are_left_out(tmp_path: Path) -> None:
-    for name in ("torch_12_1_0", "torch_123_1_0", "torch_", "psm_1", "psm_0"):
+def test_tensors_and_files_of_other_processes_and_known_names_are_left_out(tmp_path: Path) -> None:
+    for name in ("torch_12_1_0", "torch_123_1_0", "torch_", "psm_1", "psm_0", "nccl-1"):
         make_segment(tmp_path, name)
     assert list_names({12}, known={"psm_0"}, shm=tmp_path) == {"torch_12_1_0", "psm_1"}
 
