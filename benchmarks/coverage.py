@@ -76,7 +76,7 @@ def simulate(plan: Plan, truths: tuple[float, ...], spread: float, seed: int) ->
 
     def run_trial(request: TrialRequest) -> TrialResult:
         rate = rates[request.config] * dice.lognormvariate(0.0, spread)
-        return TrialResult(kind="completed", config=request.config, measurement=_measure(rate))
+        return TrialResult(status="completed", config=request.config, measurement=_measure(rate))
 
     validation = validate(plan, lambda: configs[1:], run_trial, ProgressListener())
     decision = decide(validation, plan)

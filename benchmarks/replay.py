@@ -80,11 +80,11 @@ def replay(trace: Trace, sampler: SamplerName, seed: int) -> Replayed:
     def run_trial(request: TrialRequest) -> TrialResult:
         rate = rates[request.config] * math.exp(noise.gauss(0.0, NOISE))
         if rate <= 0:
-            return TrialResult(kind="crashed", config=request.config, message="failed when it was recorded")
+            return TrialResult(status="crashed", config=request.config, message="failed when it was recorded")
         size = request.config.dataloader.batch_size or 1
         epoch_seconds = BATCHES_SHOWN * size / rate
         measurement = make_measurement(BATCHES_SHOWN, size, max(1e-6, epoch_seconds), EPOCHS_SHOWN)
-        return TrialResult(kind="completed", config=request.config, measurement=measurement)
+        return TrialResult(status="completed", config=request.config, measurement=measurement)
 
     found = Search(plan, run_trial, ProgressListener()).run()
     truth = {config: math.sqrt(one * two) for config, one, two in zip(trace.configs, *trace.passes, strict=True)}

@@ -22,7 +22,7 @@ from autotune.profiles.schema import (
     WorkloadIdentity,
 )
 from autotune.protocol.budgets import Budgets
-from autotune.protocol.measurement import EpochTrace, Measurement, TrialKind, TrialResult
+from autotune.protocol.measurement import EpochTrace, Measurement, TrialResult, TrialStatus
 from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.system.cgroups import CpuCounters, CpuThrottling
@@ -165,10 +165,10 @@ def make_measurement_of(rate: float, wait_share: float = 0.0) -> Measurement:
 
 
 def make_result(
-    config: LoaderConfig, rate: float | None = None, kind: TrialKind = "completed", **changes: Any
+    config: LoaderConfig, rate: float | None = None, status: TrialStatus = "completed", **changes: Any
 ) -> TrialResult:
     measurement = make_measurement_of(rate) if rate else None
-    return TrialResult(kind=kind, config=config, measurement=measurement, **changes)
+    return TrialResult(status=status, config=config, measurement=measurement, **changes)
 
 
 def make_candidate(config: LoaderConfig, *rates: float, **peaks: Any) -> CandidateRuns:
@@ -233,7 +233,7 @@ def make_profile_result(**changes: Any) -> ProfileResult:
 def make_trial_summary(number: int = 1, config: LoaderConfig | None = None, **changes: Any) -> TrialSummary:
     """Build the summary of a trial that completed."""
     usual: dict[str, Any] = {
-        "outcome": "completed",
+        "status": "completed",
         "samples_per_second": 1500.0,
         "relative_error": 0.05,
         "predicted_samples_per_second": 1400.0,
@@ -245,7 +245,7 @@ def make_trial_summary(number: int = 1, config: LoaderConfig | None = None, **ch
 
 def make_failed_summary(number: int, config: LoaderConfig, reason: str) -> TrialSummary:
     unknown = {"samples_per_second": None, "relative_error": None, "peak_host_bytes": 0, "peak_shm_bytes": 0}
-    return make_trial_summary(number, config, outcome="failed", reason=reason, **unknown)
+    return make_trial_summary(number, config, status="failed", reason=reason, **unknown)
 
 
 def make_search_record(**changes: Any) -> SearchRecord:
@@ -255,7 +255,7 @@ def make_search_record(**changes: Any) -> SearchRecord:
             make_trial_summary(1, make_config(), samples_per_second=990.0, peak_shm_bytes=0),
             make_trial_summary(2, make_config(4, 2, 64, persistent_workers=True), samples_per_second=1790.0),
             make_trial_summary(3, make_config(8, 2, 64, persistent_workers=True), samples_per_second=1750.0),
-            make_trial_summary(4, make_config(2, 4, 32), samples_per_second=1200.0, outcome="stopped_early"),
+            make_trial_summary(4, make_config(2, 4, 32), samples_per_second=1200.0, status="stopped_early"),
             make_failed_summary(5, make_config(16, 8, 64), "It filled /dev/shm: 64 MiB used of 64 MiB."),
         ),
         "sampler": "model",
@@ -271,7 +271,7 @@ def make_search_record(**changes: Any) -> SearchRecord:
 
 def count_trials(profile: TunedProfile, outcome: str) -> int:
     """Count the trials of a search with this outcome."""
-    return sum(trial.outcome == outcome for trial in profile.search.trials)
+    return sum(trial.status == outcome for trial in profile.search.trials)
 
 
 def make_candidate_result(config: LoaderConfig, *rates: float) -> CandidateResult:

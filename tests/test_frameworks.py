@@ -280,7 +280,7 @@ def test_a_start_method_is_kept_if_none_was_tuned_and_an_argument_of_the_caller_
 
 
 def test_a_class_with_its_own_constructor_is_rejected_with_the_call_of_make_loader() -> None:
-    from tests.own_loaders import PicksItsPrefetch
+    from tests.custom_loaders import PicksItsPrefetch
 
     ready = PicksItsPrefetch(make_numbers())
     with pytest.raises(UsageError, match=r"PicksItsPrefetch has its own constructor.*make_loader\(PicksItsPrefetch"):

@@ -24,7 +24,7 @@ from autotune.errors import (
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_file
 from autotune.progress import ProgressListener
-from autotune.protocol.measurement import TrialKind, TrialResult
+from autotune.protocol.measurement import TrialResult, TrialStatus
 from autotune.protocol.messages import TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange, WorkloadRequest
@@ -58,7 +58,7 @@ def waiting_workload() -> WorkloadProfile:
 class Bench:
     """A stand-in for children: answers every trial by a formula and remembers what was asked."""
 
-    def __init__(self, rate: Rate, fails: Callable[[LoaderConfig], TrialKind | None] = lambda config: None) -> None:
+    def __init__(self, rate: Rate, fails: Callable[[LoaderConfig], TrialStatus | None] = lambda config: None) -> None:
         self.asked: list[TrialRequest] = []
         self._rate = rate
         self._fails = fails
@@ -67,7 +67,7 @@ class Bench:
         self.asked.append(request)
         kind = self._fails(request.config)
         if kind is not None:
-            return TrialResult(kind=kind, config=request.config, message="raised ValueError: no")
+            return TrialResult(status=kind, config=request.config, message="raised ValueError: no")
         return make_result(request.config, self._rate(request.config))
 
     @property
@@ -162,7 +162,9 @@ def test_a_configuration_that_fails_is_never_chosen() -> None:
         ("timed_out", NoFeasibleConfigError, "timed_out: it raised ValueError: no"),
     ],
 )
-def test_a_run_in_which_every_trial_fails_raises_the_cause(kind: TrialKind, error: type[Exception], words: str) -> None:
+def test_a_run_in_which_every_trial_fails_raises_the_cause(
+    kind: TrialStatus, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         run(Bench(saturating, lambda config: kind))
 
@@ -340,7 +342,7 @@ class Flaky(Bench):
             return make_result(request.config, saturating(request.config))
         samples, self._until = self._until + 1, self._period
         message = "raised ValueError: bits is not in [0, 8)"
-        return TrialResult(kind="workload_failed", config=request.config, message=message, samples=samples)
+        return TrialResult(status="workload_failed", config=request.config, message=message, samples=samples)
 
 
 def test_a_dataset_that_raises_now_and_then_ends_the_run_without_blaming_workers() -> None:
@@ -375,7 +377,7 @@ class FailsInStep(Bench):
 
     def __call__(self, request: TrialRequest) -> TrialResult:
         result = super().__call__(request)
-        return result if result.kind == "completed" else result.model_copy(update={"in_step": True})
+        return result if result.status == "completed" else result.model_copy(update={"in_step": True})
 
 
 def test_a_step_that_always_fails_is_blamed_and_not_the_dataset() -> None:
@@ -430,7 +432,7 @@ class FailsFresh(Bench):
     def __call__(self, request: TrialRequest) -> TrialResult:
         if not request.new_process:
             return super().__call__(request)
-        return TrialResult(kind="workload_failed", config=request.config, message="raised OSError: port 80 is taken")
+        return TrialResult(status="workload_failed", config=request.config, message="raised OSError: port 80 is taken")
 
 
 def test_if_only_fresh_processes_fail_the_best_of_the_search_is_saved_with_the_reason() -> None:

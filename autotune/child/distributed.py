@@ -229,7 +229,7 @@ def merge_reports(reports: dict[int, Report], ranks: int) -> Report:
     """
     lost = [one for one in reports.values() if isinstance(one, LostRankReport)]
     failed = [(rank, one) for rank, one in reports.items() if isinstance(one, FailureReport)]
-    own = [(rank, one) for rank, one in failed if one.where != "ranks"]
+    own = [(rank, one) for rank, one in failed if one.stage != "ranks"]
     if own and (not lost or len(own) == ranks):
         rank, report = own[0]
         return report.model_copy(update={"rank": None if len(own) == ranks else rank})

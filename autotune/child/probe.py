@@ -97,7 +97,7 @@ def profile_workload(
     (usual, usual_step), (largest, _) = stepped[0], max(stepped, key=lambda pair: pair[0].samples)
     load = CallSeconds(*map(sum, zip(*(one.load for one in sizes), strict=True)))
     load_cost = LinearCost.fit([(one.samples, one.load.wall) for one in sizes])
-    is_slow = load_cost.per_batch(CHECKED_BATCH) > MAX_CHECKED_SECONDS
+    is_slow = load_cost.at(CHECKED_BATCH) > MAX_CHECKED_SECONDS
     on_phase("profiling the code that loads")
     costly_lines = () if is_slow else find_costly_lines(workload)
     rss_bytes = memory_upper_bound(["self"])

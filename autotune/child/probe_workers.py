@@ -36,30 +36,30 @@ def complete_profile(
     workload: LoadedWorkload, command: ProbeCommand, profile: WorkloadProfile, on_phase: OnPhase
 ) -> WorkloadProfile:
     """Return the profile with the costs of workers and checks of their data; values that cannot be measured remain."""
-    load_seconds = profile.load_cost.per_batch(workload.fixed.get("batch_size") or CHECKED_BATCH)
+    load_seconds = profile.load_cost.at(workload.fixed.get("batch_size") or CHECKED_BATCH)
     count = min(2 * count_whole_cpus(command.usable_cpus), MAX_STARTED_WORKERS)
     try:
         on_phase("starting a worker")
-        few = time_worker_round(workload, 1)
+        few = time_worker_startup(workload, 1)
         on_phase(f"starting {count} workers")
-        slope = max(0.0, time_worker_round(workload, count) - few) / (count - 1)
+        slope = max(0.0, time_worker_startup(workload, count) - few) / (count - 1)
         start = LinearCost(fixed_seconds=max(0.0, few - load_seconds - slope), per_item_seconds=slope)
         profile = profile.model_copy(update={"worker_start_cost": start})
         if not workload.forks_workers and slope > 0.2:
             note = f"Each worker takes {format_seconds(slope)} to start, since workers are not forked."
             profile = profile.model_copy(update={"notes": (*profile.notes, note)})
-        if workload.batching == "batch_size" and not workload.is_opaque:
+        if workload.batching == "batch_size" and not workload.batches_are_external:
             on_phase("measuring the transfer of batches")
             profile = measure_transfer(workload, profile)
     except Exception as error:  # the trials will report it
         shut_down_workers(error)
-    if workload.is_opaque or (workload.kind == "map" and load_seconds > MAX_CHECKED_SECONDS):
+    if workload.batches_are_external or (workload.kind == "map" and load_seconds > MAX_CHECKED_SECONDS):
         return profile
     on_phase("checking the data of workers")
     return check_workers(workload, profile, command.digests)
 
 
-def time_worker_round(workload: LoadedWorkload, workers: int) -> float:
+def time_worker_startup(workload: LoadedWorkload, workers: int) -> float:
     """Time an epoch of one small batch per worker, with the start and end of the workers."""
     loader = build_plain_loader(workload, CHECKED_BATCH, workers, prefetch_factor=1)
     loader.index_source.open(max_batches=workers)

@@ -101,7 +101,7 @@ class SampleReader:
         workload = self._workload
         try:
             with single_thread():
-                if workload.kind == "iterable" and not workload.is_opaque:
+                if workload.kind == "iterable" and not workload.batches_are_external:
                     self._read_epoch()
                 elif workload.forks_workers and has_indices(workload):
                     self._read_hashes()
@@ -203,7 +203,7 @@ def find_epoch_state(workload: LoadedWorkload) -> str | None:
         return {path: str(value) for path, value in held if isinstance(value, int | float | str)}
 
     try:
-        first, second = ({}, {}) if workload.is_opaque else (start_epoch(), start_epoch())
+        first, second = ({}, {}) if workload.batches_are_external else (start_epoch(), start_epoch())
     except Exception:  # the trials will report it
         return None
     return next((name for name, value in second.items() if value != first.get(name, value)), None)

@@ -48,7 +48,7 @@ class TrialServer:
     def __init__(self, channel: Channel, world: RankEnv | None = None) -> None:
         self._channel, self._world, self._ranks = channel, world, RankSync()
         self._role: messages.Role = "main"
-        self._where: messages.Stage = "import"
+        self._stage: messages.Stage = "import"
         self._in_step = False
         self._trial: TrialRun | None = None
         self._warm_batch_sizes: set[int | None] = set()  # of the step
@@ -80,7 +80,7 @@ class TrialServer:
             case messages.LoadCommand():
                 self._load(command)
             case messages.ProbeCommand() | messages.IdentifyCommand():
-                self._where = "probe"
+                self._stage = "probe"
                 return self._probe(command)
             case messages.TrialRequest():
                 return self._run_trial(command)
@@ -99,12 +99,12 @@ class TrialServer:
         request = command.workload
         if request.main is not None:
             become_script(request.main, request.dataset)
-        self._role, self._where = command.role, "device"
+        self._role, self._stage = command.role, "device"
         self._device = resolve_device(request.device, 0 if self._world is None else self._world.rank)
         if self._world is not None:
-            self._where = "ranks"
+            self._stage = "ranks"
             self._ranks = self._world.init_process_group()
-        self._where = "dataset"
+        self._stage = "dataset"
         self._show(f"calling {request.dataset}")
         known = command.known
         loaded = load_workload(request, None if known is None else known.ends_with_sampler)
@@ -113,7 +113,7 @@ class TrialServer:
             counted = known.counted_samples if command.ranks == 1 else None  # ranks may divide an epoch
             self._workload.sample_counts.samples = counted
             self._workload.sample_counts.reads_worker_info = known.reads_worker_info
-        self._where = "step"
+        self._stage = "step"
         self._show(f"making the step ({request.describe_step()})")
         step = make_step(request, self._device)
 
@@ -143,7 +143,7 @@ class TrialServer:
         from autotune.child.trial import TrialRun, warm_up_step
 
         self._trial, self._in_step = None, False
-        self._where = "trial"
+        self._stage = "trial"
         settings = request.config.dataloader
         if not settings.num_workers:
             self._role = "main"
@@ -172,28 +172,28 @@ class TrialServer:
         if self._workload.own is not None:
             gc.collect()
         reset_peak(self._device)  # else its pinned memory counts for the next trial
-        if self._workload.is_opaque and not _list_alive() <= self._before:
+        if self._workload.batches_are_external and not _list_alive() <= self._before:
             raise ProcessUnusableError("has threads or processes left of a loader that does not end them")
         if has_batches:  # they would count as those of the next trial; the end of this process removes them
             raise ProcessUnusableError("has batches left in /dev/shm that were not fetched")
 
     def _report_failure(self, error: BaseException) -> messages.FailureReport:
-        where: messages.Stage = "running step" if self._in_step else self._where
-        where = "ranks" if isinstance(error, RankLostError) else where
+        stage: messages.Stage = "running step" if self._in_step else self._stage
+        stage = "ranks" if isinstance(error, RankLostError) else stage
         text = name_error(error)
-        if where == "probe" and self._role == "main" and isinstance(error, Exception):
+        if stage == "probe" and self._role == "main" and isinstance(error, Exception):
             from autotune.child.sample_reader import describe_failures
 
             self._show("counting samples that raise")
             with suppress(Exception):  # of the dataset's length
                 text = "\n".join(filter(None, (text, describe_failures(self._workload))))
-        samples = self._trial.count_samples() if self._trial is not None and self._where == "trial" else 0
+        samples = self._trial.count_samples() if self._trial is not None and self._stage == "trial" else 0
         details, on_device = format_error(error), self._uses_device()
-        return messages.FailureReport(where=where, error=text, details=details, on_device=on_device, samples=samples)
+        return messages.FailureReport(stage=stage, error=text, details=details, on_device=on_device, samples=samples)
 
     def _uses_device(self) -> bool:
         """Return whether this process uses an accelerator, for the step or in the dataset."""
-        is_early = self._where in ("import", "device")
+        is_early = self._stage in ("import", "device")
         return not is_early and (self._device.type != "cpu" or bool(sys.modules["torch"].cuda.is_initialized()))
 
     def _show(self, phase: str, batches: int = 0) -> None:

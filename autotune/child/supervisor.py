@@ -102,7 +102,7 @@ class Supervisor:
             if not pid:
                 self._connection.close()
                 trial["interpreter"] = trial["interpreter"] or not self._can_fork
-                _become_trial(trial, connection, log, supervisor)
+                _run_as_child(trial, connection, log, supervisor)
             pidfd = os.pidfd_open(pid)  # before the process can be reaped
             self._send({"pid": pid}, (pidfd,))
             os.close(pidfd)
@@ -159,7 +159,7 @@ def _fork() -> int:
         return os.fork()
 
 
-def _become_trial(trial: dict[str, Any], connection: int, log: int, supervisor: int) -> NoReturn:
+def _run_as_child(trial: dict[str, Any], connection: int, log: int, supervisor: int) -> NoReturn:
     """Serve the tuner as the process of a trial: own session, folder, output, random numbers, default signals."""
     os.setsid()
     die_with_parent()  # the supervisor has one thread, so that its end is that of its thread

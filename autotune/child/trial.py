@@ -260,7 +260,7 @@ class TrialRun:
             earlier = [before.batches for before in self._traces if before.closed_after is None]
             check_batches(trace.batches, trace.requested_batches, earlier if is_whole else None)
         counts = self._workload.sample_counts
-        if self._workload.kind == "map" or self._workload.is_opaque:
+        if self._workload.kind == "map" or self._workload.batches_are_external:
             return
         if self._workers > 1:
             dropped = self._workers * (self._loader.batch_size or 1) if self._loader.drop_last else 0

@@ -48,7 +48,7 @@ class LoadedWorkload:
     note: str | None = None  # what is measured, if that is not a plain DataLoader
 
     @property
-    def is_opaque(self) -> bool:
+    def batches_are_external(self) -> bool:
         """Whether a function makes batches without samples or parts that could be inspected."""
         return self.own is not None and self.own.is_function and not self.parts.batched
 
@@ -65,7 +65,7 @@ class LoadedWorkload:
     @property
     def kind(self) -> Literal["map", "iterable"]:
         """How samples are accessed."""
-        return "iterable" if self.is_opaque or isinstance(self.parts.dataset, IterableDataset) else "map"
+        return "iterable" if self.batches_are_external or isinstance(self.parts.dataset, IterableDataset) else "map"
 
     @property
     def batching(self) -> Literal["batch_size", "user"]:
@@ -79,7 +79,7 @@ class LoadedWorkload:
         """Samples of an epoch, the length of the sampler or the dataset; None if neither has one."""
         counted = self.parts.sampler if self.parts.sampler is not None else self.parts.dataset
         try:
-            return None if self.is_opaque else len(counted)  # type: ignore[arg-type]  # many have no length
+            return None if self.batches_are_external else len(counted)  # type: ignore[arg-type]  # many have no length
         except (TypeError, NotImplementedError):
             return None
 

@@ -165,7 +165,7 @@ class RunDisplay(ProgressListener):
             over = [name for name, excess in record.constraints.items() if excess > 0]
             reason = "workers fail" if "works" in over else f"predicted to exceed the limit of {', '.join(over)}"
             remarks.append(f"skipped: {reason}")
-        elif result.kind != "completed":
+        elif result.status != "completed":
             remarks.append(f"failed: {result.message}")
         if self._verbose and record.is_feasible and result is not None:
             used = f"memory {format_bytes(result.peak_host_bytes)}, /dev/shm {format_bytes(result.peak_shm_bytes)}"
@@ -230,8 +230,8 @@ def _describe(plan: Plan, profiling_seconds: float) -> str:
     device = "no GPU" if gpu is None else f"{f'{gpu.count} x ' if gpu.count > 1 else ''}{gpu.name}"
     here = f"{cpus} · {machine.memory_limit_bytes / 2**30:.3g} GiB RAM · {device}"
     bound = "CPU-bound" if workload.cpu_share >= 0.5 else "I/O-bound"
-    load = f"{format_seconds(workload.load_cost.per_batch(size) / size)}/sample, {bound}"
-    step = f"step {format_seconds(workload.step_cost.per_batch(size))}{simulated}"
+    load = f"{format_seconds(workload.load_cost.at(size) / size)}/sample, {bound}"
+    step = f"step {format_seconds(workload.step_cost.at(size))}{simulated}"
     return (
         f"dltune {read_own_version()} · {here} · torch {workload.software.torch.partition('+')[0]}\n"
         f"Profiled in {format_seconds(profiling_seconds)}: {load} · {step}, "

@@ -150,7 +150,7 @@ def measure_distance(there: Hardware, here: Hardware) -> tuple[bool, float]:
     return there.gpu != here.gpu, sum(distances) if there.machine_class != here.machine_class else 0.0
 
 
-def clamp_config(profile: TunedProfile, here: MachineProfile, nproc_per_node: int = 1) -> LoaderConfig:
+def scale_down(profile: TunedProfile, here: MachineProfile, nproc_per_node: int = 1) -> LoaderConfig:
     """Return a profile's configuration, with fewer workers and batches if this machine has less for each process."""
     settings, there = profile.dataloader, profile.hardware
     workers, prefetch = settings.num_workers, settings.prefetch_factor or 1
@@ -167,11 +167,11 @@ def clamp_config(profile: TunedProfile, here: MachineProfile, nproc_per_node: in
         in_shm = int(MAX_SHARE * here.shm_limit_bytes / nproc_per_node) // batch_bytes
         batches = min(batches, in_shm - 2)  # two more are in use
     workers = min(*limits, batches)
-    clamped = DataLoaderSettings(batch_size=settings.batch_size, pin_memory=settings.pin_memory)
+    scaled_down = DataLoaderSettings(batch_size=settings.batch_size, pin_memory=settings.pin_memory)
     if workers > 0:
         changes = {"num_workers": workers, "prefetch_factor": min(prefetch, batches // workers)}
-        clamped = settings.model_copy(update=changes)
-    return profile.config.model_copy(update={"dataloader": clamped})
+        scaled_down = settings.model_copy(update=changes)
+    return profile.config.model_copy(update={"dataloader": scaled_down})
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -180,7 +180,7 @@ class TunedLoader:
 
     profile: TunedProfile
     config: LoaderConfig  # of the profile, scaled down if this machine has less
-    fit: Literal["exact", "clamped", "default"] = "exact"  # `clamped` to this machine, or PyTorch's defaults
+    fit: Literal["exact", "scaled_down", "default"] = "exact"  # `scaled_down` to this machine, or PyTorch's defaults
 
     def __repr__(self) -> str:
         return f"TunedLoader(profile={self.profile.id!r}, fit={self.fit!r}, {self.loader_kwargs()})"
@@ -297,9 +297,9 @@ def load(
         raise ProfileError(f"nproc_per_node={processes} must be at least 1.")
     machine = read_machine()
     found = select_profile(Path(path), profile, machine, processes)
-    here, clamped = describe_local_hardware(machine, found.hardware), clamp_config(found, machine, processes)
+    here, scaled_down = describe_local_hardware(machine, found.hardware), scale_down(found, machine, processes)
     is_exact = measure_distance(found.hardware, here) == (False, 0) and found.workload.nproc_per_node == processes
-    if is_exact and clamped == found.config:
+    if is_exact and scaled_down == found.config:
         return TunedLoader(found, found.config)
     reasons, tuned_for = [], found.workload.nproc_per_node
     if tuned_for != processes:
@@ -312,6 +312,6 @@ def load(
     if on_mismatch == "default":
         plain = LoaderConfig(dataloader=DataLoaderSettings(batch_size=found.dataloader.batch_size))
         return TunedLoader(found, plain, "default")
-    tuned = TunedLoader(found, clamped, "clamped")
+    tuned = TunedLoader(found, scaled_down, "scaled_down")
     warnings.warn(f"{path}: profile {found.id} was tuned {mismatch}. Using {tuned.loader_kwargs()}.", stacklevel=2)
     return tuned

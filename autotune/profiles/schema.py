@@ -141,7 +141,7 @@ class TrialSummary(Configured):
     """One trial of the search, stopped early if it could not become the best."""
 
     number: BoundedCount  # position in the search, from 1
-    outcome: Literal["completed", "stopped_early", "skipped", "failed"]  # `skipped`: predicted to break a limit
+    status: Literal["completed", "stopped_early", "skipped", "failed"]  # `skipped`: predicted to break a limit
     samples_per_second: BoundedRate | None = None  # in the warm process of the search; None if it did not complete
     relative_error: BoundedRate | None = None  # half-width of its 95% interval as a share; None if unknown
     predicted_samples_per_second: BoundedRate = 0.0

@@ -25,7 +25,7 @@ class Resource:
     label: str  # in sentences
     budget: Literal["memory_bytes", "shm_bytes", "nofile", "gpu_bytes"]  # field of Budgets
     demand: Literal["memory_bytes", "shm_bytes", "files", "gpu_bytes"]  # field of ResourceDemand
-    outcome: Literal["out_of_memory", "shm_exhausted", "too_many_files"]  # kind of a trial that exhausts it
+    status: Literal["out_of_memory", "shm_exhausted", "too_many_files"]  # of a trial that exhausts it
     is_bytes: bool = True  # else a count
 
     def format(self, amount: float) -> str:

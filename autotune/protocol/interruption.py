@@ -50,7 +50,7 @@ def raise_on_lost_device(run_trial: RunTrial) -> RunTrial:
     def run(request: TrialRequest) -> TrialResult:
         raise_lost_interrupt()
         result = run_trial(request)
-        if result.kind == "device_lost":
+        if result.status == "device_lost":
             raise TrialError(f"Trials can no longer be run: the last one {result.message}.", result.details)
         return result
 

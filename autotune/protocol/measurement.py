@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from autotune.config import BoundedBytes, BoundedCount, BoundedSeconds, FrozenModel, LoaderConfig, LongText
 
-TrialKind = Literal[
+TrialStatus = Literal[
     "completed",
     "out_of_memory",
     "shm_exhausted",
@@ -23,7 +23,7 @@ TrialKind = Literal[
 ]
 StopReason = Literal["done", "precise", "pruned", "time"]
 
-CODE_FAILURES: Final[tuple[TrialKind, ...]] = ("workload_failed", "crashed", "stalled")
+CODE_FAILURES: Final[tuple[TrialStatus, ...]] = ("workload_failed", "crashed", "stalled")
 CLOCK_SECONDS: Final = 2e-6  # times of batches are rounded
 MIN_EPOCH_SECONDS: Final = 1e-9
 
@@ -86,7 +86,7 @@ class Measurement(FrozenModel):
 class TrialResult(FrozenModel):
     """Result of one trial, completed or failed."""
 
-    kind: TrialKind
+    status: TrialStatus
     config: LoaderConfig
     measurement: Measurement | None = None  # of a completed trial
     message: LongText = ""  # of a failure: what happened, the number against the limit, and the next step

@@ -130,7 +130,7 @@ class FailureReport(FrozenModel):
     """Child to parent: user code or torch raised an exception."""
 
     op: Literal["failed"] = "failed"
-    where: Stage
+    stage: Stage
     error: LongText  # type and message
     details: LongText = ""  # traceback
     on_device: bool = False  # whether the process uses an accelerator

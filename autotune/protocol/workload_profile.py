@@ -52,7 +52,7 @@ class LinearCost(FrozenModel):
         fixed, slope = _fit_line(points)
         return cls(fixed_seconds=fixed, per_item_seconds=slope)
 
-    def per_batch(self, size: int) -> float:
+    def at(self, size: int) -> float:
         """Return the seconds for `size` items."""
         return self.fixed_seconds + size * self.per_item_seconds
 
@@ -70,7 +70,7 @@ class LinearBytes(FrozenModel):
         lift = max(found - (fixed + slope * size) for size, found in points)
         return cls(fixed_bytes=math.ceil(fixed + max(0.0, lift)), sample_bytes=math.ceil(slope))
 
-    def per_batch(self, size: int) -> int:
+    def at(self, size: int) -> int:
         """Return the bytes for `size` samples."""
         return self.fixed_bytes + size * self.sample_bytes
 
@@ -150,7 +150,7 @@ class WorkloadProfile(FoundIdentity):
     worker_failure: LongText | None = None  # how the process that started workers failed; None if it worked
     notes: tuple[LongText, ...] = ()
 
-    def share(self, processes: int) -> WorkloadProfile:
+    def per_rank(self, processes: int) -> WorkloadProfile:
         """Return the profile of one of several training processes that shard the data."""
         totals = {name: getattr(self, name) for name in ("samples", "epoch_batches", "shards")}
         return self.model_copy(update={name: -(-one // processes) for name, one in totals.items() if one is not None})

@@ -154,11 +154,11 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
         rates = "-" if one.samples_per_second is None else number(one.samples_per_second)
         measured = rates, f"{one.relative_error:.1%}" if one.relative_error else "-"
         memory = (format_bytes(peak) if peak else "-" for peak in (one.peak_host_bytes, one.peak_shm_bytes))
-        outcome = one.outcome.replace("_", " ") + ". recommended" * (one.config == profile.config)
-        outcome += f". {one.reason}" if one.reason else ""
+        status = one.status.replace("_", " ") + ". recommended" * (one.config == profile.config)
+        status += f". {one.reason}" if one.reason else ""
         predicted = number(one.predicted_samples_per_second)
-        rows.append((str(one.number), describe_config(one.config), *measured, predicted, *memory, outcome))
-    columns = ("Trial", "Configuration", "Samples/s", "±", "Predicted", "Memory", "/dev/shm", "Outcome")
+        rows.append((str(one.number), describe_config(one.config), *measured, predicted, *memory, status))
+    columns = ("Trial", "Configuration", "Samples/s", "±", "Predicted", "Memory", "/dev/shm", "Status")
     yield Table("All trials", columns, tuple(rows))
 
     machine, software, workload = profile.hardware, profile.software, profile.workload

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from autotune.errors import UsageError, WorkloadError
 from autotune.protocol.budgets import DEVICE_MEMORY, Budgets
-from autotune.protocol.measurement import CODE_FAILURES, TrialKind, TrialResult
+from autotune.protocol.measurement import CODE_FAILURES, TrialResult, TrialStatus
 from autotune.protocol.messages import FailureReport, Report, Stage, TrialReport, TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.hangs import FORKED_LOCK, HangReport
@@ -26,14 +26,14 @@ from autotune.system.software import find_module, is_library
 from autotune.units import format_bytes
 
 MAX_QUOTED_CHARACTERS: Final = 600  # of an error, in a sentence
-RESOURCES: Final[tuple[TrialKind, ...]] = ("too_many_files", "shm_exhausted", "out_of_memory")
-DEVICES: Final[tuple[TrialKind, ...]] = ("device_lost", "device_failed")  # if the trial uses an accelerator
+RESOURCES: Final[tuple[TrialStatus, ...]] = ("too_many_files", "shm_exhausted", "out_of_memory")
+DEVICES: Final[tuple[TrialStatus, ...]] = ("device_lost", "device_failed")  # if the trial uses an accelerator
 _PINNING_FRAME: Final = r"torch/utils/data/_utils/pin_memory\.py\", line \d+, in pin_memory"
 _NO_PICKLE: Final = r"cannot pickle|can't pickle|PicklingError|can't get attribute|Cowardly refusing to serialize"
 
 # Messages of failed resources and devices, as the rest of a sentence that starts with the trial; advice on the others,
 # by the words of a lost worker or a signal, and the error of the user's code
-PATTERNS: Final[dict[TrialKind, dict[str, str]]] = {
+PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
     "too_many_files": {
         r"Too many open files|\[Errno 24\]|received \d+ items of ancdata": (
             "ran out of open files (limit {files}). Raise it (ulimit -n) or use --set sharing_strategy=file_system"
@@ -148,9 +148,9 @@ _WORKER_END: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TrialFailure:
-    """A failure of a trial: its kind, and a message that continues a sentence about the trial."""
+    """A failure of a trial: its status, and a message that continues a sentence about the trial."""
 
-    kind: TrialKind
+    status: TrialStatus
     message: str
     details: str = ""
 
@@ -225,11 +225,11 @@ def diagnose_exit(status: int | None, output: str, shm: str = "", *, on_device: 
 
 def reclassify_oom_kill(failure: TrialFailure, peak: ResourceUsage, budgets: Budgets) -> TrialFailure:
     """Return a failure as out of memory if the kernel killed for memory; it looks like a lost process or a hang."""
-    if not peak.oom_kills or failure.kind not in CODE_FAILURES:
+    if not peak.oom_kills or failure.status not in CODE_FAILURES:
         return failure
     seen = f" at {format_bytes(peak.host_bytes)} of host memory" if peak.host_bytes else ""
     message = f"was killed by the kernel's out-of-memory killer{seen}, against a budget of "
-    return replace(failure, kind="out_of_memory", message=message + format_bytes(budgets.memory_bytes))
+    return replace(failure, status="out_of_memory", message=message + format_bytes(budgets.memory_bytes))
 
 
 def reject_report(reply: Reply) -> TrialFailure:
@@ -250,18 +250,18 @@ def make_result(
     if isinstance(reply, TrialReport):
         used, budget = reply.measurement.peak_gpu_bytes, budgets.gpu_bytes
         if budget is None or used <= budget:
-            return TrialResult(kind="completed", config=request.config, measurement=reply.measurement, **seen)
-        failure = TrialFailure(DEVICE_MEMORY.outcome, DEVICE_MEMORY.describe_excess(used, budget))
+            return TrialResult(status="completed", config=request.config, measurement=reply.measurement, **seen)
+        failure = TrialFailure(DEVICE_MEMORY.status, DEVICE_MEMORY.describe_excess(used, budget))
     elif isinstance(reply, FailureReport):
         failure = diagnose_error(reply, peak.describe_shm(), output).name_rank(reply.rank)
-        seen |= {"samples": reply.samples, "in_step": reply.where == "running step"}
-        seen["cause"] = _find_cause(reply) if failure.kind == "workload_failed" else ""
+        seen |= {"samples": reply.samples, "in_step": reply.stage == "running step"}
+        seen["cause"] = _find_cause(reply) if failure.status == "workload_failed" else ""
         failure = reclassify_oom_kill(failure, peak, budgets)
     else:
         failure = reject_report(reply)
         seen["samples"] = (batches + 1) * (request.config.dataloader.batch_size or 1)
     seen |= {"message": failure.message, "details": failure.details}
-    return TrialResult(kind=failure.kind, config=request.config, **seen)
+    return TrialResult(status=failure.status, config=request.config, **seen)
 
 
 def start_error(reply: Reply, workload: WorkloadRequest) -> UsageError | WorkloadError:
@@ -271,7 +271,7 @@ def start_error(reply: Reply, workload: WorkloadRequest) -> UsageError | Workloa
         advice = {
             "timed_out": " If it needs longer, allow it with --stall-time.",
             "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
-        }.get(failure.kind, "")
+        }.get(failure.status, "")
         message = f"While {workload.dataset} was loaded and profiled, its process {failure.message}.{advice}"
         return WorkloadError(message, failure.details)
     advice = _advise_on_missing_module(reply.error, Path(workload.working_dir))
@@ -287,7 +287,7 @@ def start_error(reply: Reply, workload: WorkloadRequest) -> UsageError | Workloa
         "dataset": f"The dataset factory {workload.dataset} failed",
     }
     usual = f"Loading the first batches of {workload.dataset} in the training process failed"
-    return WorkloadError(f"{sources.get(reply.where, usual)}: {text}", reply.details)
+    return WorkloadError(f"{sources.get(reply.stage, usual)}: {text}", reply.details)
 
 
 def _advise_on_missing_module(error: str, folder: Path) -> str:
@@ -325,21 +325,21 @@ def _drop_source(text: str) -> str:
     return re.sub(r'(?m)^[ |]*File "[^\n]*\n(?:[ |]{4,}[^\n]*\n)*', "", text)
 
 
-def find_pattern(text: str, *kinds: TrialKind, shm: str = "") -> tuple[TrialKind, str] | None:
-    """Return the kind and the message of the first pattern of these kinds that a text contains; None if none does."""
-    for kind in kinds:
-        for pattern, message in PATTERNS[kind].items():
+def find_pattern(text: str, *statuses: TrialStatus, shm: str = "") -> tuple[TrialStatus, str] | None:
+    """Return status and message of the first pattern of these statuses in a text; None if there is none."""
+    for status in statuses:
+        for pattern, message in PATTERNS[status].items():
             if found := re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
                 start, end = text.rfind("\n", 0, found.start()) + 1, f"{text}\n".find("\n", found.end())
                 error = text[start:end].strip()[:MAX_QUOTED_CHARACTERS].rstrip(".")
                 files = f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,}"  # the child inherited it
-                return kind, message.format(shm=shm, asked=_describe_amount(text), files=files, error=error)
+                return status, message.format(shm=shm, asked=_describe_amount(text), files=files, error=error)
     return None
 
 
-def find_advice(text: str, kind: TrialKind, shm: str = "") -> str:
-    """Return the message of the first pattern of a kind that a text contains; empty if none does."""
-    found = find_pattern(text, kind, shm=shm)
+def find_advice(text: str, status: TrialStatus, shm: str = "") -> str:
+    """Return the message of the first pattern of a status that a text contains; empty if none does."""
+    found = find_pattern(text, status, shm=shm)
     return "" if found is None else found[1]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from autotune.protocol.budgets import HOST_MEMORY, SHARED_MEMORY, Budgets
-from autotune.protocol.measurement import TrialKind
+from autotune.protocol.measurement import TrialStatus
 from autotune.system.cgroups import count_oom_kills, find_own_memory_groups
 from autotune.system.machine import AvailableMemory, read_shm
 from autotune.system.procfs import list_names, list_tree, measure_pss, measure_segments, memory_upper_bound
@@ -60,18 +60,18 @@ class Limits:
 
     def find_excess(
         self, usage: ResourceUsage, idle_seconds: float, running_seconds: float
-    ) -> tuple[TrialKind, str] | None:
+    ) -> tuple[TrialStatus, str] | None:
         """Return kind and message of an exceeded limit; the one that affects other processes most comes first."""
         budgets = self.budgets
         if usage.available_bytes < budgets.reserve_bytes:
             left, reserve = format_bytes(usage.available_bytes), format_bytes(budgets.reserve_bytes)
             used = HOST_MEMORY.describe_excess(usage.host_bytes, budgets.memory_bytes)
             message = f"left the machine {left} of memory, less than the {reserve} reserved for other processes"
-            return HOST_MEMORY.outcome, f"{message}; it {used}"
+            return HOST_MEMORY.status, f"{message}; it {used}"
         if usage.host_bytes > budgets.memory_bytes:
-            return HOST_MEMORY.outcome, HOST_MEMORY.describe_excess(usage.host_bytes, budgets.memory_bytes)
+            return HOST_MEMORY.status, HOST_MEMORY.describe_excess(usage.host_bytes, budgets.memory_bytes)
         if usage.shm_bytes > budgets.shm_bytes:
-            return SHARED_MEMORY.outcome, SHARED_MEMORY.describe_excess(usage.shm_bytes, budgets.shm_bytes)
+            return SHARED_MEMORY.status, SHARED_MEMORY.describe_excess(usage.shm_bytes, budgets.shm_bytes)
         if idle_seconds > self.stall_seconds:
             idle, limit = format_seconds(idle_seconds), format_seconds(self.stall_seconds)
             return "stalled", f"made no progress for {idle} (limit {limit})"

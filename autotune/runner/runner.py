@@ -19,7 +19,7 @@ from autotune.errors import UsageError
 from autotune.progress import ProgressListener
 from autotune.protocol import messages
 from autotune.protocol.budgets import Budgets
-from autotune.protocol.measurement import CODE_FAILURES, TrialKind, TrialResult
+from autotune.protocol.measurement import CODE_FAILURES, TrialResult, TrialStatus
 from autotune.protocol.messages import ChannelClosedError, FailureReport, ProbeReport, TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
@@ -118,9 +118,9 @@ class TrialProcess:
         """Return the exit code of the process if it ends within so many seconds."""
         return self._supervisor.read_status() if wait([self._pidfd], seconds) else None
 
-    def _end_for(self, kind: TrialKind, message: str) -> TrialFailure:
+    def _end_for(self, status: TrialStatus, message: str) -> TrialFailure:
         processes = self.monitor.list_processes()
-        found = find_blocking(read_all_stacks(processes, self._folder / STACKS_FILE)) if kind == "stalled" else None
+        found = find_blocking(read_all_stacks(processes, self._folder / STACKS_FILE)) if status == "stalled" else None
         for pid in processes:  # at once; the supervisor kills some of them later
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGSTOP)
@@ -128,7 +128,7 @@ class TrialProcess:
         self.end()
         if found is not None:
             return diagnosis.diagnose_stall(message, output, found)
-        return TrialFailure(kind, message, output)
+        return TrialFailure(status, message, output)
 
     def _describe_exit(self, limits: Limits, status: int | None, rank: int | None = None) -> TrialFailure:
         """Describe the end of the process, or of one of several training processes."""
@@ -239,7 +239,7 @@ class TrialRunner:
             return reply.profile
         self.close()
         failure = reply.error if isinstance(reply, FailureReport) else None
-        if isinstance(reply, TrialFailure) and reply.kind in CODE_FAILURES:
+        if isinstance(reply, TrialFailure) and reply.status in CODE_FAILURES:
             failure = reply.message
         return profile.model_copy(update={"worker_failure": failure})
 
@@ -267,7 +267,7 @@ class TrialRunner:
         output = child.read_output() if isinstance(reply, FailureReport) else ""
         budgets = self._limits.for_ranks(self._ranks)
         result = diagnosis.make_result(request, reply, child.monitor.peak, budgets, child.batches, output, self._ranks)
-        if result.kind == "completed":
+        if result.status == "completed":
             child.send(messages.ReleaseCommand())  # its workers are shut down while others go on
             self._is_releasing = True
         else:

@@ -33,8 +33,8 @@ FILES_PER_WORKER: Final = 6  # queue, sentinel and resource-sharer ends per work
 def predict_stages(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> tuple[float, float, float]:
     """Predict seconds per batch of each stage alone: main process with its device, waiting workers, shared CPUs."""
     size, workers = batch_samples(config, workload), config.dataloader.num_workers
-    load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
-    transfer = workload.transfer_cost.per_batch(size) if workers else 0.0
+    load, step = workload.load_cost.at(size), workload.step_cost.at(size)
+    transfer = workload.transfer_cost.at(size) if workers else 0.0
     host, copy = MAIN_TRANSFER_SHARE * transfer if workers else load, predict_copy(config, workload)
     if workload.h2d is None:
         training = host + step
@@ -72,16 +72,16 @@ def predict_throughput(config: LoaderConfig, workload: WorkloadProfile, usable_c
         return size / steady
     if batches == 0:
         return MIN_THROUGHPUT
-    start = workload.worker_start_cost.per_batch(workers) if workers else 0.0
+    start = workload.worker_start_cost.at(workers) if workers else 0.0
     start += MANAGER_SECONDS * workers / usable_cpus if config.process.sharing_strategy == "file_system" else 0.0
-    fill = workload.load_cost.per_batch(size) if workers else 0.0
+    fill = workload.load_cost.at(size) if workers else 0.0
     starts = 1 if config.dataloader.persistent_workers else epochs
     return epochs * batches * size / max(epochs * (batches * steady + fill) + starts * start, 1e-9)
 
 
 def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: float) -> int:
     """Return about twice the workers that the model predicts to be useful, at least the CPUs plus two."""
-    load, step = (max(cost.per_batch(batch_size), 1e-7) for cost in (workload.load_cost, workload.step_cost))
+    load, step = (max(cost.at(batch_size), 1e-7) for cost in (workload.load_cost, workload.step_cost))
     useful = load / max(step, load * min(1.0, workload.cpu_share) / usable_cpus, 1e-7)
     return max(count_whole_cpus(usable_cpus), math.ceil(2 * useful)) + 2
 
@@ -94,7 +94,7 @@ def find_bottleneck(
         batch_samples(config, workload),
         predict_stages(config, workload, usable_cpus),
     )
-    load, step = workload.load_cost.per_batch(size), workload.step_cost.per_batch(size)
+    load, step = workload.load_cost.at(size), workload.step_cost.at(size)
     if predict_copy(config, workload) > max(step, waiting, computing):
         return "copy"
     if wait_share < COMPUTE_BOUND_WAIT_SHARE:
@@ -105,7 +105,7 @@ def find_bottleneck(
         return "epoch" if training < 2 * step else "transfer"
     if computing < waiting:
         return "io" if workload.cpu_share < 0.5 else "cpu"
-    return "transfer" if workload.transfer_cost.per_batch(size) > load * workload.cpu_share else "cpu"
+    return "transfer" if workload.transfer_cost.at(size) > load * workload.cpu_share else "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class ResourceModel:
         gpu = self.gpu_extra_bytes
         if self.workload.gpu_bytes != LinearBytes():
             ahead = 2 * batch if config.process.device_prefetch else 0
-            gpu += self.workload.gpu_bytes.per_batch(batch_samples(config, self.workload)) + ahead
+            gpu += self.workload.gpu_bytes.at(batch_samples(config, self.workload)) + ahead
         if workers == 0:
             return ResourceDemand(self.workload.rss_bytes + 2 * (batch + pinned), 0, PROCESS_FILES, gpu)
         memory = self._predict_processes(workers) + workers * batch + live * max(batch, pinned)

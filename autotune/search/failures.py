@@ -13,24 +13,28 @@ from typing import Final, Literal
 
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import WorkloadError
-from autotune.protocol.measurement import CODE_FAILURES, TrialKind, TrialResult
+from autotune.protocol.measurement import CODE_FAILURES, TrialResult, TrialStatus
 from autotune.request import WorkloadRequest
 
-FLAKY: Final[tuple[TrialKind, ...]] = ("workload_failed", "crashed", "device_failed")  # a hang costs too much to retry
+FLAKY: Final[tuple[TrialStatus, ...]] = (
+    "workload_failed",
+    "crashed",
+    "device_failed",
+)  # a hang costs too much to retry
 MIN_PROBABILITY: Final = 0.05  # of so few failures without workers; below it workers are the cause
 MAX_TRIALS_WITHOUT_WORKERS: Final = 4  # in a run, to find the cause
-ADVICE: Final[dict[TrialKind, str]] = {
+ADVICE: Final[dict[TrialStatus, str]] = {
     "workload_failed": "Open files, connections and random state in __getitem__ or worker_init_fn, in each worker.",
     "crashed": "The usual cause is native code that does not survive a fork: try --set multiprocessing_context=spawn.",
     "stalled": "The usual causes are a lock or threads across a fork: try --set multiprocessing_context=spawn.",
 }
 
-Cause = tuple[TrialKind, str, bool]
+Cause = tuple[TrialStatus, str, bool]
 
 
 def cause_of(result: TrialResult) -> Cause:
     """Return what equal failures have in common: kind, type and place of the error, and whether the step failed."""
-    return result.kind, result.cause, result.in_step
+    return result.status, result.cause, result.in_step
 
 
 def _split(trials: Sequence[TrialResult]) -> tuple[list[TrialResult], list[TrialResult]]:
@@ -46,7 +50,7 @@ def _count_samples(trials: Sequence[TrialResult]) -> int:
 def find_culprit(trials: Sequence[TrialResult]) -> Literal["workers", "data"] | None:
     """Return the cause of the failures with workers; None if it is not clear yet."""
     busy, idle = _split(trials)
-    causes = {cause_of(one) for one in busy if one.kind in CODE_FAILURES and not one.in_step}
+    causes = {cause_of(one) for one in busy if one.status in CODE_FAILURES and not one.in_step}
     failed, seen = (sum(cause_of(one) in causes for one in side) for side in (busy, idle))
     expected = failed / _count_samples(busy) * _count_samples(idle)
     probability = math.exp(-expected) * sum(expected**count / math.factorial(count) for count in range(seen + 1))
@@ -93,10 +97,10 @@ class FailureCheck:
         """Run a trial, and a second time if its failure may be bad luck: it has not repeated itself yet."""
         first = self._note(measure(config))
         cause = cause_of(first)
-        if first.kind not in FLAKY or (cause in self._repeated and cause != self.flaw):  # a flaw may not be hit twice
+        if first.status not in FLAKY or (cause in self._repeated and cause != self.flaw):  # a flaw may not be hit twice
             return first
         second = self._note(measure(config))
-        if second.kind == "completed":
+        if second.status == "completed":
             self._passing[cause] = None
         elif cause == cause_of(second):
             self._repeated.add(cause)
@@ -108,14 +112,16 @@ class FailureCheck:
 
     def find_cause(self, result: TrialResult) -> bool:
         """Find the cause of a failure; return whether workers, or the data, have now been found to fail."""
-        is_about_workers = result.kind in CODE_FAILURES and result.config.dataloader.num_workers and not result.in_step
+        is_about_workers = (
+            result.status in CODE_FAILURES and result.config.dataloader.num_workers and not result.in_step
+        )
         if self.reason is not None or self.flaw is not None or not is_about_workers:
             return False
         if self._find_flaw() is None and self.fewest is not None:
             tried = [one for one in self.trials if one.config == self.fewest] or [
                 self._note(self._run_trial(self.fewest))
             ]
-            if all(one.kind in CODE_FAILURES for one in tried):
+            if all(one.status in CODE_FAILURES for one in tried):
                 self._blame_workers(tried[-1], self.fewest)
         self.flaw = self._find_flaw()
         return self.reason is not None or self.flaw is not None
@@ -129,17 +135,17 @@ class FailureCheck:
         if find_culprit(self.trials) == "workers":
             how = f"num_workers={config.dataloader.num_workers}: it {failure.message.partition('. ')[0].rstrip('.')}"
             text = f"num_workers > 0 fails with this dataset ({how}); it works with num_workers=0."
-            self.reason = f"{text} {ADVICE[failure.kind]}"
+            self.reason = f"{text} {ADVICE[failure.status]}"
 
     def _find_flaw(self) -> Cause | None:
         """Return the failure of the data, unless it may be about batches so large that every trial fails."""
         if find_culprit(self.trials) != "data":
             return None
-        failures = [one for one in self.trials if one.kind in CODE_FAILURES and not one.in_step]
+        failures = [one for one in self.trials if one.status in CODE_FAILURES and not one.in_step]
         busy, idle = (list(map(cause_of, side)) for side in _split(failures))
         flaw = max((one for one in busy if one in idle), key=(busy + idle).count)
         failed = {one.config.dataloader.batch_size for one in failures if cause_of(one) == flaw}
-        works = {one.config.dataloader.batch_size for one in self.trials if one.kind == "completed"}
+        works = {one.config.dataloader.batch_size for one in self.trials if one.status == "completed"}
         works |= set() if self.fewest is None else {self.fewest.dataloader.batch_size}
         return flaw if failed & works else None
 
@@ -153,8 +159,8 @@ class FailureCheck:
 def raise_if_unavoidable(result: TrialResult, workload: WorkloadRequest) -> None:
     """Raise WorkloadError if the user's code failed in a way that no configuration avoids."""
     workers, is_step = result.config.dataloader.num_workers, result.in_step
-    if (not workers or is_step) and result.kind in ("workload_failed", "device_failed"):
-        what = "Training" if result.kind == "device_failed" else "The dataset"
+    if (not workers or is_step) and result.status in ("workload_failed", "device_failed"):
+        what = "Training" if result.status == "device_failed" else "The dataset"
         what = f"The training step ({workload.describe_step()})" if is_step else what
         what += " fails" if workers else " fails even without workers"
         raise WorkloadError(f"{what}: it {result.message.rstrip('.')}.", result.details)

@@ -108,7 +108,7 @@ class Search:
         stored, added = study.read_records(self._study, self._plan.space), list[TrialSummary]()
         if (unfinished := self._unfinished) is not None and unfinished.hardware == self._plan.hardware:
             known = {record.config for record in stored}
-            works = [one for one in unfinished.search.trials if one.samples_per_second and one.outcome != "failed"]
+            works = [one for one in unfinished.search.trials if one.samples_per_second and one.status != "failed"]
             added = [one for one in works if self._plan.space.nearest(one.config) == one.config not in known]
         if stored or added:
             self._progress.show_resumed(len(stored) + len(added))
@@ -116,7 +116,7 @@ class Search:
             self._add(record, is_stored=True)
         for one in added:
             peaks = {"peak_host_bytes": one.peak_host_bytes, "peak_shm_bytes": one.peak_shm_bytes}
-            record = self._model.make_record(one.config, TrialResult(kind="completed", config=one.config, **peaks))
+            record = self._model.make_record(one.config, TrialResult(status="completed", config=one.config, **peaks))
             found = {"samples_per_second": one.samples_per_second, "predicted": one.predicted_samples_per_second}
             self._add(record.model_copy(update=found | {"relative_error": one.relative_error}))
 
@@ -232,7 +232,7 @@ def choose_seeds(earlier: TunedProfile | None, plan: Plan) -> list[LoaderConfig]
     """Return the result and the best trials of a complete run on this class of machine, to be tried first."""
     if earlier is None or not earlier.is_validated or earlier.machine_class != plan.hardware.machine_class:
         return []
-    completed = [one for one in earlier.search.trials if one.outcome == "completed" and one.samples_per_second]
+    completed = [one for one in earlier.search.trials if one.status == "completed" and one.samples_per_second]
     best = sorted(completed, key=lambda one: one.samples_per_second or 0.0, reverse=True)
     seeds = dict.fromkeys([earlier.config, *(one.config for one in best)])
     return [config for config in map(plan.space.nearest, list(seeds)[:MAX_SEEDS]) if not plan.describe_excess(config)]

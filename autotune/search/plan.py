@@ -47,7 +47,7 @@ class Plan:
     def upper_bound(self, batch_size: int | None) -> float:
         """Return the throughput if data were always ready, in samples per second."""
         size = batch_size or self.workload.probe_batch_size
-        return size / max(1e-9, self.workload.step_cost.per_batch(size))
+        return size / max(1e-9, self.workload.step_cost.at(size))
 
     def has_reliable_upper_bound(self, config: LoaderConfig, rate: float) -> bool:
         """Return whether the step was measured near this batch size, and a measured rate does not exceed the bound."""
@@ -147,7 +147,7 @@ def make_plan(request: TuningRequest, machine: MachineProfile, workload: Workloa
     may be recommended; else PyTorch's defaults, at a batch size of 32.
     """
     processes, own, start_method = request.workload.nproc_per_node, workload.baseline, workload.multiprocessing_context
-    local_machine, local_workload = machine.share(processes), workload.share(processes)
+    local_machine, local_workload = machine.per_rank(processes), workload.per_rank(processes)
     space = plan_space(request, local_machine, local_workload, budgets)
     notes, size = list(space.notes), SETTINGS["batch_size"].recommended
     baseline = space.nearest(LoaderConfig(dataloader=DataLoaderSettings(batch_size=size)))

@@ -31,7 +31,7 @@ from autotune.search.space import SearchSpace
 from autotune.settings import SETTINGS, describe_config
 
 METRIC: Final = "samples per second"
-STORED: Final = {"kind", "config", "message", "peak_host_bytes", "peak_shm_bytes"}  # of the result of a trial
+STORED: Final = {"status", "config", "message", "peak_host_bytes", "peak_shm_bytes"}  # of the result of a trial
 MIN_SAMPLES_PER_SECOND: Final = 1e-9  # one sample in thirty years; a trial below it delivered nothing
 STARTUP_TRIALS: Final = 8  # completed trials, the queued ones included, before TPE and GP stop drawing at random
 
@@ -49,7 +49,7 @@ class TrialRecord(FrozenModel):
     @property
     def is_feasible(self) -> bool:
         """Whether it was measured, completed, and delivered samples."""
-        is_completed = self.result is not None and self.result.kind == "completed"
+        is_completed = self.result is not None and self.result.status == "completed"
         return is_completed and self.samples_per_second >= MIN_SAMPLES_PER_SECOND
 
 

@@ -170,7 +170,7 @@ class TrialModel:
         if result is None:
             rate, works = predicted, float(not self.allows_workers and config.dataloader.num_workers > 0)
         else:
-            works = -1.0 if result.kind == "completed" else 1.0
+            works = -1.0 if result.status == "completed" else 1.0
             if result.measurement is not None:
                 found = estimate(result.measurement, config, self._plan.request.epochs)
                 rate, error = found.samples_per_second, found.relative_error

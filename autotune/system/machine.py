@@ -80,7 +80,7 @@ class MachineProfile:
         """The smaller of affinity and quota."""
         return float(min(self.affinity_cpus, self.quota_cpus or math.inf))
 
-    def share(self, processes: int) -> MachineProfile:
+    def per_rank(self, processes: int) -> MachineProfile:
         """Return the machine with the CPUs of one of several training processes; budgets divide the other resources."""
         return self if processes == 1 else replace(self, quota_cpus=self.usable_cpus / processes)
 

@@ -98,7 +98,7 @@ def _explain_failures(records: Sequence[TrialRecord], validation: Validation) ->
         return UsageError("No trial was run: profiling took all the time of --timeout. Allow more time.")
     failures = [failure for one in validation.measured for failure in one.failures]
     failures += [record.result for record in records if record.result is not None and not record.is_feasible]
-    examples = dict.fromkeys(f"  {failure.kind}: it {failure.message}" for failure in failures)
+    examples = dict.fromkeys(f"  {failure.status}: it {failure.message}" for failure in failures)
     skipped = sum(record.result is None for record in records)
     first = f"No configuration works within the limits: {len(records) - skipped} tried, {skipped} skipped."
     return NoFeasibleConfigError("\n".join([first, *list(examples)[:5]]))
@@ -201,12 +201,12 @@ def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.Tri
     if result is None:
         exceeded = plan.describe_excess(record.config)
         reason = f"Predicted over a limit: {exceeded}." if exceeded else "Ruled out by earlier trials."
-        return schema.TrialSummary(outcome="skipped", reason=reason, **facts)
+        return schema.TrialSummary(status="skipped", reason=reason, **facts)
     facts |= {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}
     if not record.is_feasible:
-        return schema.TrialSummary(outcome="failed", reason=f"It {result.message.rstrip('.')}.", **facts)
+        return schema.TrialSummary(status="failed", reason=f"It {result.message.rstrip('.')}.", **facts)
     is_stopped = result.measurement is not None and result.measurement.stopped == "pruned"
-    facts |= {"outcome": "stopped_early" if is_stopped else "completed", "relative_error": record.relative_error}
+    facts |= {"status": "stopped_early" if is_stopped else "completed", "relative_error": record.relative_error}
     return schema.TrialSummary(samples_per_second=record.samples_per_second, **facts)
 
 
@@ -242,7 +242,7 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
     """Yield a sentence for each improvement that the profile of the workload shows, the most useful first."""
     workload, loader, is_loading = plan.workload, config.dataloader, bottleneck in ("io", "cpu")
     size = batch_samples(config, workload)
-    load, collate = workload.load_cost.per_batch(size), workload.collate_cost.per_batch(size)
+    load, collate = workload.load_cost.at(size), workload.collate_cost.at(size)
     if workload.epoch_state is not None and loader.num_workers and not loader.persistent_workers:
         yield (
             f"The dataset may change between epochs ({workload.epoch_state}), and persistent workers would keep their "

@@ -56,7 +56,7 @@ class CandidateRuns:
         """Add the result of run `number`; throughput is that of a training run of `epochs` epochs."""
         self.peak_host_bytes = max(self.peak_host_bytes, result.peak_host_bytes)
         self.peak_shm_bytes = max(self.peak_shm_bytes, result.peak_shm_bytes)
-        if result.kind != "completed":
+        if result.status != "completed":
             self.failures.append(result)
         if result.measurement is None:
             return
@@ -129,7 +129,7 @@ class CandidateRuns:
 
     def record(self) -> CandidateResult:
         """Return the raw runs as a profile stores them."""
-        failures = (f"{failure.kind}: it {failure.message}" for failure in self.failures)
+        failures = (f"{failure.status}: it {failure.message}" for failure in self.failures)
         return CandidateResult(config=self.config, runs=dict(self.rates), failures=tuple(failures))
 
 

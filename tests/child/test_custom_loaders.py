@@ -20,7 +20,7 @@ from autotune.protocol.measurement import Measurement
 from autotune.protocol.messages import TrialRequest
 from autotune.request import Workload, WorkloadRequest
 from autotune.runner.runner import TrialRunner
-from tests import own_loaders
+from tests import custom_loaders
 from tests.builders import make_config, make_limits
 from tests.kept_supervisor import keep_supervisor
 
@@ -29,13 +29,15 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
 def load(kind: str, ends: bool | None = None, **arguments: Any) -> LoadedWorkload:
-    """Load a loader of one of the classes of `own_loaders`, or one of its factories."""
+    """Load a loader of one of the classes of `custom_loaders`, or one of its factories."""
     name, given = ("make", {"kind": kind, **arguments}) if kind[0].isupper() else (kind, arguments)
-    return load_workload(WorkloadRequest(dataset=f"tests.own_loaders:{name}", dataset_args=given), ends)
+    return load_workload(WorkloadRequest(dataset=f"tests.custom_loaders:{name}", dataset_args=given), ends)
 
 
 def load_function(name: str, **arguments: Any) -> LoadedWorkload:
-    return load_workload(WorkloadRequest(dataset=f"tests.own_loaders:{name}", dataset_args=arguments, is_loader=True))
+    return load_workload(
+        WorkloadRequest(dataset=f"tests.custom_loaders:{name}", dataset_args=arguments, is_loader=True)
+    )
 
 
 def measure(workload: LoadedWorkload, workers: int, batch_size: int | None, **changes: Any) -> Measurement:
@@ -54,18 +56,18 @@ def list_lengths(found: Measurement) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_class_is_built_with_its_recorded_arguments_and_the_settings(workers: int) -> None:
     loader: Any = build_loader(load("make_positional"), make_config(workers, batch_size=5))
-    before = own_loaders.Doubling.ran
+    before = custom_loaders.Doubling.ran
     batch = next(iter(loader))
     assert isinstance(loader, StoppableDataLoader)
-    assert isinstance(loader, own_loaders.Doubling)
-    assert own_loaders.Doubling.ran == before + 1
+    assert isinstance(loader, custom_loaders.Doubling)
+    assert custom_loaders.Doubling.ran == before + 1
     assert (loader.num_workers, loader.batch_size, loader.drop_last) == (workers, 5, True)
     assert isinstance(loader.sampler, RandomSampler)
     assert batch[0, 0] % 2 == 0
 
 
 def test_a_requested_collate_function_replaces_that_of_a_class() -> None:
-    asked = WorkloadRequest(dataset="tests.own_loaders:make_positional", collate="torch:vstack")
+    asked = WorkloadRequest(dataset="tests.custom_loaders:make_positional", collate="torch:vstack")
     assert next(iter(build_loader(load_workload(asked), make_config(0, batch_size=5)))).shape == (5, 2)
 
 
@@ -77,10 +79,10 @@ def test_a_timeout_for_workers_is_dropped_without_workers() -> None:
 
 def test_loaders_constructed_after_the_factory_are_not_recorded() -> None:
     with replace_new(record_call):
-        recorded = DataLoader(own_loaders.Numbers(), batch_size=4)
-    later = own_loaders.Doubling(own_loaders.Numbers(), batch_size=4)
+        recorded = DataLoader(custom_loaders.Numbers(), batch_size=4)
+    later = custom_loaders.Doubling(custom_loaders.Numbers(), batch_size=4)
     assert vars(recorded).keys() - vars(later).keys() == {"_constructor_call"}
-    assert type(later) is own_loaders.Doubling
+    assert type(later) is custom_loaders.Doubling
 
 
 def test_a_class_that_overrides_nothing_is_a_plain_one() -> None:
@@ -103,7 +105,7 @@ def test_a_method_that_collates_is_that_of_the_rebuilt_loader_also_in_a_spawned_
     process = config.process.model_copy(update={"multiprocessing_context": "spawn"})
     loader = build_loader(load("make_collating"), config.model_copy(update={"process": process}))
     numbers = torch.cat([batch[:, 0] for batch in loader])
-    assert sorted(numbers.tolist()) == [3.0 * number for number in range(own_loaders.SAMPLES)]
+    assert sorted(numbers.tolist()) == [3.0 * number for number in range(custom_loaders.SAMPLES)]
 
 
 def test_settings_that_a_class_does_not_accept_are_left_to_it() -> None:
@@ -134,23 +136,23 @@ def test_a_long_epoch_of_a_loader_that_never_restarts_is_abandoned() -> None:
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_no_epoch_is_run_to_see_whether_it_ends_with_the_sampler_if_that_is_known(ends: bool) -> None:
-    before = own_loaders.Doubling.ran
+    before = custom_loaders.Doubling.ran
     assert build_plain_loader(load("Doubling", ends, batch_size=4), 4).ends_with_sampler is ends
-    assert own_loaders.Doubling.ran == before
+    assert custom_loaders.Doubling.ran == before
     assert build_plain_loader(load("Doubling", batch_size=4), 4).ends_with_sampler
-    assert own_loaders.Doubling.ran == before + 1
+    assert custom_loaders.Doubling.ran == before + 1
 
 
 def test_a_process_that_follows_the_probe_runs_no_epoch_but_that_of_the_trial(tmp_path: Path) -> None:
     arguments = {"kind": "NotesEpochs", "note": str(tmp_path / "epochs"), "batch_size": 8}
     request = WorkloadRequest(
-        dataset="tests.own_loaders:make", dataset_args=arguments, step_seconds=1e-3, working_dir=ROOT
+        dataset="tests.custom_loaders:make", dataset_args=arguments, step_seconds=1e-3, working_dir=ROOT
     )
     order = TrialRequest(config=make_config(0, batch_size=8), epochs=1, seconds=2.0, new_process="fork")
     with TrialRunner(request, stall_seconds=60.0, supervisor=keep_supervisor()) as runner:
         runner.probe((8, 8), make_limits(max_workers=0))
         (tmp_path / "epochs").unlink()
-        assert runner.run(order).kind == "completed"
+        assert runner.run(order).status == "completed"
     assert (tmp_path / "epochs").read_text().split() == ["0"]
 
 
@@ -158,16 +160,16 @@ def test_a_process_that_follows_the_probe_runs_no_epoch_but_that_of_the_trial(tm
 
 
 def test_the_loader_inside_a_wrapper_of_accelerate_is_measured() -> None:
-    batches = [list(range(first, first + 5)) for first in range(0, own_loaders.SAMPLES, 5)]
+    batches = [list(range(first, first + 5)) for first in range(0, custom_loaders.SAMPLES, 5)]
     workload = load("Shard", batch_sampler=batches, num_workers=1)
     assert workload.baseline is not None
     assert (workload.baseline.dataloader.num_workers, workload.batching) == (1, "user")
-    assert "the DataLoader inside tests.own_loaders.Shard" in (workload.note or "")
+    assert "the DataLoader inside tests.custom_loaders.Shard" in (workload.note or "")
     assert list_lengths(measure(workload, 2, None)) == [(12, 60), (12, 60)]
 
 
 def test_a_batch_size_of_the_dataset_itself_is_unchanged() -> None:
-    dataset = own_loaders.Numbers()
+    dataset = custom_loaders.Numbers()
     vars(dataset)["batch_size"] = 12  # as streamed datasets have
     workload = LoadedWorkload(parts=Workload(dataset=dataset))
     assert workload.fixed == {"batch_size": 12}
@@ -180,7 +182,7 @@ def test_a_batch_size_of_the_dataset_itself_is_unchanged() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("TakesNothing", r"own_loaders\.TakesNothing, whose __init__ does not accept num_workers\..*--loader"),
+        ("TakesNothing", r"custom_loaders\.TakesNothing, whose __init__ does not accept num_workers\..*--loader"),
         ("make_with_other_class", r"Doubling, which overrides __iter__, and dltune did not see its.*--loader"),
     ],
 )
@@ -220,7 +222,7 @@ def test_threads_are_limited_in_workers_of_a_loader_that_takes_a_worker_init_fn(
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_function_is_called_with_the_settings_that_it_accepts(workers: int) -> None:
     loader: Any = build_loader(load_function("make_of_settings", samples=20), make_config(workers, batch_size=5))
-    assert isinstance(loader, own_loaders.Doubling)
+    assert isinstance(loader, custom_loaders.Doubling)
     assert (loader.num_workers, loader.batch_size, len(list(loader))) == (workers, 5, 4)
 
 
@@ -235,9 +237,9 @@ def test_a_loader_of_another_library_is_iterated_and_a_generator_is_made_again_f
 
 def test_an_iterator_that_restarts_by_itself_is_not_made_again() -> None:
     loader = build_loader(load_function("Restarting"), make_config(0, batch_size=10))
-    made = own_loaders.Restarting.made
+    made = custom_loaders.Restarting.made
     assert [sum(1 for _ in loader) for _ in range(3)] == [6, 6, 6]
-    assert own_loaders.Restarting.made == made
+    assert custom_loaders.Restarting.made == made
 
 
 def test_an_endless_loader_is_abandoned() -> None:
@@ -264,7 +266,7 @@ def test_a_function_sets_the_size_of_batches_that_its_dataset_makes() -> None:
     ("name", "arguments", "words"),
     [
         ("make_nothing", {}, r"make_nothing returned a int\. Return one loader"),
-        ("SAMPLES", {}, r"--loader tests\.own_loaders:SAMPLES: a int, not a function"),
+        ("SAMPLES", {}, r"--loader tests\.custom_loaders:SAMPLES: a int, not a function"),
         ("Batches", {"batch": 3}, r"unexpected keyword argument 'batch'.* arguments are batch_size, batches:"),
         ("make", {}, r"missing a required argument: 'kind'.*--arg NAME=VALUE"),
     ],
@@ -288,9 +290,9 @@ def test_a_function_may_start_fewer_workers_and_not_more() -> None:
 
 def test_threads_that_a_loader_of_another_library_leaves_are_gone_in_the_next_trial() -> None:
     request = WorkloadRequest(
-        dataset="tests.own_loaders:LeavesThreads", is_loader=True, step_seconds=1e-3, working_dir=ROOT
+        dataset="tests.custom_loaders:LeavesThreads", is_loader=True, step_seconds=1e-3, working_dir=ROOT
     )
     order = TrialRequest(config=make_config(0, batch_size=8), epochs=1, seconds=2.0)
     with TrialRunner(request, stall_seconds=60.0, supervisor=keep_supervisor()) as runner:
         runner.limit(make_limits())
-        assert [runner.run(order).kind for _ in range(2)] == ["completed", "completed"]
+        assert [runner.run(order).status for _ in range(2)] == ["completed", "completed"]

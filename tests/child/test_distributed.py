@@ -81,8 +81,8 @@ def test_a_single_process_decides_at_once_and_waits_for_nobody() -> None:
 
 
 READY, LOST = ReadyReport(), LostRankReport(rank=1, status=-9)
-PEER_LOST = FailureReport(where="ranks", error="connection closed by peer")
-FAILED = FailureReport(where="dataset", error="ValueError: bad")
+PEER_LOST = FailureReport(stage="ranks", error="connection closed by peer")
+FAILED = FailureReport(stage="dataset", error="ValueError: bad")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class ShellsOut(Numbers):
 
 def test_programs_that_a_dataset_starts_count_as_cpu_time_of_loading() -> None:
     profile = probe(ShellsOut(), size=1).profile
-    assert profile.cpu_share * profile.load_cost.per_batch(1) > 0.9 * BURNED_SECONDS
+    assert profile.cpu_share * profile.load_cost.at(1) > 0.9 * BURNED_SECONDS
 
 
 class Computing(Numbers):
@@ -132,7 +132,7 @@ def test_the_step_runs_on_the_batch_sizes_that_the_search_may_try(
     seen: set[int] = set()
     found = profile_with(lambda batch: seen.add(len(batch["image"])), baseline, requested)
     assert seen == expected
-    assert found.load_cost.per_batch(found.probe_batch_size) > 0
+    assert found.load_cost.at(found.probe_batch_size) > 0
 
 
 def test_a_guessed_batch_size_that_the_device_cannot_hold_is_left_out() -> None:
@@ -203,7 +203,7 @@ SIZES = st.lists(st.integers(1, 4096), min_size=1, max_size=3, unique=True).map(
 def test_a_cost_that_is_linear_is_found_from_any_sizes(sizes: list[int], fixed: float, slope: float) -> None:
     found = LinearCost.fit([(size, fixed + slope * size) for size in sizes])
     for size in sizes:
-        assert found.per_batch(size) == pytest.approx(fixed + slope * size, rel=1e-4)
+        assert found.at(size) == pytest.approx(fixed + slope * size, rel=1e-4)
 
 
 @given(points=SIZES.flatmap(lambda sizes: st.tuples(*(st.tuples(st.just(size), st.floats(0, 100)) for size in sizes))))
@@ -215,11 +215,11 @@ def test_no_part_of_a_cost_is_ever_negative(points: tuple[tuple[int, float], ...
 
 def test_the_usual_size_counts_as_much_as_the_smallest_which_was_disturbed() -> None:
     found = LinearCost.fit([(512, 5.12), (32, 0.32), (8, 0.16)])
-    assert found.per_batch(32) == pytest.approx(0.32, rel=0.2)
+    assert found.at(32) == pytest.approx(0.32, rel=0.2)
 
 
 @given(found=st.tuples(*(st.integers(0, 2**36) for _ in range(3))))
 def test_device_memory_is_never_fitted_below_what_was_seen(found: tuple[int, ...]) -> None:
     points = list(zip((512, 32, 8), found, strict=True))
     fitted = LinearBytes.fit([(float(size), seen) for size, seen in points])
-    assert all(fitted.per_batch(size) >= seen - 1 for size, seen in points)
+    assert all(fitted.at(size) >= seen - 1 for size, seen in points)

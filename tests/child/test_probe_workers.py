@@ -122,7 +122,7 @@ def test_the_transfer_is_timed_with_the_default_sharing_strategy(tmp_path: Path)
 
 
 def test_a_long_start_of_workers_that_are_not_forked_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.child.probe_workers.time_worker_round", lambda _, workers: 0.5 + 1.5 * workers)
+    monkeypatch.setattr("autotune.child.probe_workers.time_worker_startup", lambda _, workers: 0.5 + 1.5 * workers)
     found, _ = complete(load(OnlyInWorkers(), multiprocessing_context="spawn"))
-    assert found.worker_start_cost.per_batch(4) == pytest.approx(0.5 + 1.5 * 4, abs=0.1)
+    assert found.worker_start_cost.at(4) == pytest.approx(0.5 + 1.5 * 4, abs=0.1)
     assert found.notes[0] == "Each worker takes 1.5 s to start, since workers are not forked."

@@ -18,7 +18,7 @@ from autotune.child.stopping_rule import align_to_workers
 from autotune.child.workload import LoadedWorkload, load_workload, wrap_dataset
 from autotune.errors import UsageError
 from autotune.request import Workload, WorkloadRequest
-from tests import own_loaders
+from tests import custom_loaders
 from tests.builders import make_config
 
 
@@ -83,11 +83,11 @@ def test_a_dataset_without_a_length_is_loaded_in_the_order_of_its_sampler(order:
     ("made", "words"),
     [
         (WithoutLength(), r"WithoutLength, which is not a Dataset \(with __getitem__ and __len__\)"),
-        (own_loaders.Restarting(), r"Restarting, which contains a DataLoader: `\._loader`\. .*--loader"),
-        (own_loaders.Wraps(), r"own_loaders\.Wraps, which contains a DataLoader: `\.pipeline`\. .*--loader"),
-        (own_loaders.Batches(), r"own_loaders\.Batches, which can only be iterated\..*IterableDataset.*--loader"),
-        (Workload(dataset={"train": own_loaders.Numbers()}), "returned a dict as one dataset"),  # type: ignore[arg-type]
-        (own_loaders.Numbers(0), "of length 0: there is nothing to load"),
+        (custom_loaders.Restarting(), r"Restarting, which contains a DataLoader: `\._loader`\. .*--loader"),
+        (custom_loaders.Wraps(), r"custom_loaders\.Wraps, which contains a DataLoader: `\.pipeline`\. .*--loader"),
+        (custom_loaders.Batches(), r"custom_loaders\.Batches, which can only be iterated\..*IterableDataset.*--loader"),
+        (Workload(dataset={"train": custom_loaders.Numbers()}), "returned a dict as one dataset"),  # type: ignore[arg-type]
+        (custom_loaders.Numbers(0), "of length 0: there is nothing to load"),
         (None, "returned None, which is not a Dataset"),
     ],
 )
@@ -100,7 +100,7 @@ def test_anything_else_than_a_dataset_or_loader_is_refused(made: Any, words: str
 
 
 def load(name: str, split: str | None = None, *, is_loader: bool = False) -> LoadedWorkload:
-    return load_workload(WorkloadRequest(dataset=f"tests.own_loaders:{name}", split=split, is_loader=is_loader))
+    return load_workload(WorkloadRequest(dataset=f"tests.custom_loaders:{name}", split=split, is_loader=is_loader))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_the_one_of_the_given_name_is_tuned(name: str, split: str, samples: int)
 )
 def test_a_custom_loader_of_several_is_rebuilt(name: str, is_loader: bool, split: str, batches: int) -> None:
     loader = build_loader(load(name, split, is_loader=is_loader), make_config(0, batch_size=4))
-    assert isinstance(loader, own_loaders.Doubling) is (split == "train")
+    assert isinstance(loader, custom_loaders.Doubling) is (split == "train")
     assert len(list(loader)) == batches
 
 

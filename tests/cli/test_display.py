@@ -70,7 +70,7 @@ def test_the_head_names_the_gpu(display: TimedDisplay) -> None:
 
 def test_a_failed_or_skipped_trial_is_a_row_with_the_reason(display: TimedDisplay) -> None:
     display.show_plan(plan_run())
-    show(display, 3, make_result(make_config(8), kind="shm_exhausted", message="filled /dev/shm: 64 MiB of 64 MiB"))
+    show(display, 3, make_result(make_config(8), status="shm_exhausted", message="filled /dev/shm: 64 MiB of 64 MiB"))
     assert display.read().endswith("           -            -  failed: filled /dev/shm: 64 MiB of 64 MiB\n")
     reasons = {"memory": "predicted to exceed the limit of memory", "works": "workers fail"}
     for name, words in reasons.items():
@@ -101,7 +101,7 @@ def test_details_are_shown_on_request() -> None:
     with TimedDisplay(verbose=True) as display:
         display.show_plan(plan_run())
         show(display, 1, make_result(make_config(2), 900.0, peak_host_bytes=2**30))
-        show(display, 2, make_result(make_config(4), kind="crashed", message="died", details="Traceback: line 1"))
+        show(display, 2, make_result(make_config(4), status="crashed", message="died", details="Traceback: line 1"))
         display.show_run(1, make_config(2), 901.0)
         display.show_result(make_profile())
     text = display.read()

@@ -82,11 +82,11 @@ def _mask(text: str) -> str:
 def _run_trial(request: TrialRequest) -> TrialResult:
     workers = request.config.dataloader.num_workers
     if workers >= 16:
-        return TrialResult(kind="crashed", config=request.config, message="died of signal 9 (SIGKILL)")
+        return TrialResult(status="crashed", config=request.config, message="died of signal 9 (SIGKILL)")
     rate = saturating(request.config)
     measurement = make_measurement_of(rate, wait_share=max(0.0, 1 - rate / 3200))
     return TrialResult(
-        kind="completed", config=request.config, measurement=measurement, peak_host_bytes=(1 + workers) * 100 * 2**20
+        status="completed", config=request.config, measurement=measurement, peak_host_bytes=(1 + workers) * 100 * 2**20
     )
 
 

@@ -86,8 +86,8 @@ def test_a_trial_that_takes_more_and_more_memory_is_ended_at_its_budget(
     budget = 900 * MIB
     with watch() as readings:
         results = run_trials(factory, {"memory_bytes": budget})
-    assert "out_of_memory" in {result.kind for result in results}
-    assert {result.kind for result in results} <= {"out_of_memory", "completed"}
+    assert "out_of_memory" in {result.status for result in results}
+    assert {result.status for result in results} <= {"out_of_memory", "completed"}
     assert len([host for host, _ in readings if host]) > 50
     assert find_peak([host for host, _ in readings]) <= budget + MEMORY_TOLERANCE
     assert bystander.poll() is None
@@ -100,6 +100,6 @@ def test_samples_of_8_mib_never_fill_more_of_shm_than_they_may() -> None:
         alone, *crowded = run_trials(
             "tests.misbehaving:make_honest", {"shm_bytes": budget}, step_seconds=0.2, floats=2 * MIB
         )
-    assert alone.kind == "completed"
-    assert {result.kind for result in crowded} == {"shm_exhausted"}
+    assert alone.status == "completed"
+    assert {result.status for result in crowded} == {"shm_exhausted"}
     assert 0 < find_peak([shm for _, shm in readings]) <= budget + SHM_TOLERANCE

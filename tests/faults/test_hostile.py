@@ -148,7 +148,7 @@ FAILING = {  # the parts of the message, as in a doctest
 @pytest.mark.parametrize(("kind", "scene", "text"), list_cases(FAILING))
 def test_a_hostile_dataset_fails_its_trial_with_a_diagnosis(kind: str, scene: Scene, text: str) -> None:
     (result,) = scene.play()
-    assert result.kind == kind, result.message
+    assert result.status == kind, result.message
     assert [part for part in text.split(" ... ") if part not in result.message] == [], result.message
     assert len(result.message) < 2 * MAX_TEXT_LENGTH
 
@@ -175,7 +175,7 @@ COMPLETING: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("scene", list_cases(COMPLETING))
 def test_a_dataset_that_misbehaves_only_elsewhere_completes_its_trials(scene: Scene) -> None:
-    assert {result.kind for result in scene.play()} == {"completed"}
+    assert {result.status for result in scene.play()} == {"completed"}
 
 
 REFUSED: dict[str, list[Any]] = {
@@ -219,7 +219,7 @@ def test_a_workload_that_cannot_be_profiled_is_refused_with_the_reason(scene: Sc
 def test_the_worker_that_blocks_the_others_is_named_with_its_line(method: Any) -> None:
     stall_seconds = STALL_SECONDS if method == "fork" else 2 * STALL_SECONDS
     (result,) = sabotage("hang", make_trial(method=method, seconds=3.0), stall_seconds=stall_seconds).play()
-    assert result.kind == "stalled"
+    assert result.status == "stalled"
     assert "(limit " in result.message
     line = r"worker \d of 2 hangs in `hang` at misbehaving\.py:\d+: `time\.sleep\(3600\)`"
     assert re.search(line, result.message), result.message
@@ -260,7 +260,7 @@ def test_a_library_that_does_not_survive_a_fork_is_named_with_the_fix(
     pytest.importorskip(library)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")  # else tokenizers use one thread after a fork
     (result,) = hostile(f"make_{library}", stall_seconds=STALL_SECONDS).play()
-    assert result.kind == "stalled", result.message
+    assert result.status == "stalled", result.message
     assert advice in result.message
     assert "hangs in" in result.message
 
@@ -269,7 +269,7 @@ def test_a_library_that_does_not_survive_a_fork_is_named_with_the_fix(
 def test_a_library_that_only_workers_would_use_is_not_used_before_they_are_forked() -> None:
     pytest.importorskip("polars")
     results = hostile("make_polars", make_trial(2), ALONE, make_trial(2), is_probed=True, before=False).play()
-    assert [result.kind for result in results] == ["completed"] * 3
+    assert [result.status for result in results] == ["completed"] * 3
 
 
 # Data
@@ -308,7 +308,7 @@ def test_a_dataset_without_an_end_is_measured_for_the_time_of_a_trial() -> None:
         profile = runner.probe((8, 8), LIMITS)
         result = runner.run(make_trial(seconds=0.5))
     assert (profile.samples, profile.workers_duplicate_data) == (None, False)
-    assert result.kind == "completed", result.message
+    assert result.status == "completed", result.message
     assert result.measurement is not None
     assert result.measurement.epoch_batches is None
 
@@ -341,7 +341,7 @@ def test_a_flood_of_output_neither_fills_the_disk_nor_changes_the_result() -> No
     with hostile("make_flood").open_runner() as runner:
         result = runner.run(make_trial())
         sizes = [log.stat().st_size for log in Path(tempfile.gettempdir()).glob("dltune-*/log")]
-    assert result.kind == "completed", result.message
+    assert result.status == "completed", result.message
     assert sizes
     assert max(sizes) < 8 * MIB
 
@@ -353,7 +353,7 @@ def test_a_process_that_hides_by_clearing_its_environment_ends_with_the_trial(
 ) -> None:
     seconds = f"36{tmp_path.stat().st_ino}"  # unique: in a namespace, the number of the process has another meaning
     (result,) = hostile("make_hidden", ALONE, crashing=crashing, seconds=seconds).play()
-    assert result.kind == kind
+    assert result.status == kind
     assert not is_running("sleep", seconds)
 
 

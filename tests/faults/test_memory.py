@@ -21,7 +21,7 @@ def test_the_kernels_oom_killer_is_recognised_by_its_own_count(workers: int) -> 
     scene = hostile("make_sabotaged", make_trial(workers), deed="eat memory", place="both")
     with open_cgroup(700 * MIB) as wrap:
         (result,) = scene.play_elsewhere(lambda command: [*wrap, *command])
-    assert result.kind == "out_of_memory", result.message
+    assert result.status == "out_of_memory", result.message
     assert "out-of-memory killer" in result.message
 
 

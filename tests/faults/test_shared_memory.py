@@ -41,7 +41,7 @@ def test_a_shm_that_is_exhausted_is_named_with_its_reason_and_the_way_out(
     scene: Scene, options: str, texts: list[str]
 ) -> None:
     (result,) = scene.play_elsewhere(partial(wrap_in_mount, options))
-    assert result.kind == "shm_exhausted", result.message
+    assert result.status == "shm_exhausted", result.message
     assert [text for text in texts if text not in result.message] == [], result.message
 
 
@@ -50,7 +50,7 @@ def test_a_shm_that_fills_while_a_batch_is_sent_does_not_hang_the_run() -> None:
     (result,) = in_small_shm("make", name="large, collated", stall_seconds=4.0).play_elsewhere(
         partial(wrap_in_mount, "size=8m")
     )
-    assert result.kind in ("stalled", "shm_exhausted"), result.message
+    assert result.status in ("stalled", "shm_exhausted"), result.message
     assert "shared memory" in result.message or "/dev/shm" in result.message
 
 
@@ -66,7 +66,7 @@ def test_a_run_with_a_read_only_shm_keeps_workers_off_and_says_why(workdir: Path
 def test_a_worker_that_writes_beyond_shm_is_named_with_both_causes_of_a_bus_error() -> None:
     scene = in_small_shm("make_sabotaged", deed="overwrite shm")
     (result,) = scene.play_elsewhere(partial(wrap_in_mount, "size=8m"))
-    assert result.kind in ("shm_exhausted", "crashed"), result.message
+    assert result.status in ("shm_exhausted", "crashed"), result.message
     assert "bus error" in result.message or "lost a worker process" in result.message
 
 
@@ -78,7 +78,7 @@ def test_a_mapped_file_that_becomes_shorter_ends_the_trial_with_the_signal(
     (tmp_path / "mapped").touch()
     monkeypatch.setenv("MAPPED_FILE", str(tmp_path / "mapped"))
     (result,) = hostile("make_sabotaged", make_trial(workers), deed="truncate", place="both").play()
-    assert result.kind in ("shm_exhausted", "crashed"), result.message
+    assert result.status in ("shm_exhausted", "crashed"), result.message
     assert "SIGBUS" in result.message or "lost a worker process" in result.message
     assert workers or "memory-mapped file became shorter" in result.message
 
@@ -92,10 +92,10 @@ def test_open_files_that_run_out_are_named_with_the_limit_and_the_other_strategy
     trials = make_trial(), make_trial(strategy="file_system", seconds=0.3)
     scene = hostile("tests.misbehaving:make_honest", *trials, step="make_hoarding_step", samples=4000)
     result, other = scene.play_elsewhere(wrap_in_file_limit)
-    assert result.kind == "too_many_files", result.message
+    assert result.status == "too_many_files", result.message
     assert "ran out of open files (limit 64)" in result.message
     assert "--set sharing_strategy=file_system" in result.message
-    assert other.kind == "completed", other.message
+    assert other.status == "completed", other.message
 
 
 @pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
@@ -109,7 +109,7 @@ def test_a_tmpdir_too_long_for_sockets_is_not_handed_to_the_trial(
     monkeypatch.setattr(tempfile, "tempdir", None)
     (result,) = hostile("tests.misbehaving:make_honest", make_trial(strategy=strategy), stall_seconds=5.0).play()
     assert tempfile.gettempdir() == str(folder)
-    assert result.kind == "completed", result.message
+    assert result.status == "completed", result.message
 
 
 @pytest.mark.fault("Leaks, file_system", needs="mount")
@@ -117,14 +117,14 @@ def test_what_a_hung_trial_held_of_shm_is_free_before_the_next() -> None:
     trials = [make_trial(batch_size=1, strategy="file_system", seconds=10.0)] * 2
     scene = in_small_shm("make_large", *trials, stall_seconds=3.0, hang_at=40)
     results = scene.play_elsewhere(partial(wrap_in_mount, "size=8m"))
-    assert [result.kind for result in results] == ["stalled"] * 2, [result.message for result in results]
+    assert [result.status for result in results] == ["stalled"] * 2, [result.message for result in results]
 
 
 @pytest.mark.parametrize("deed", ["kill", "hang"])
 @pytest.mark.fault("Leaks, file_system")
 def test_no_name_is_left_in_shm_when_a_trial_with_file_system_has_failed(deed: str) -> None:
     (result,) = hostile("make_sabotaged", make_trial(strategy="file_system"), stall_seconds=3.0, deed=deed).play()
-    assert result.kind in ("crashed", "stalled")
+    assert result.status in ("crashed", "stalled")
     assert [path.name for path in Path("/dev/shm").glob("torch_*")] == []
 
 
@@ -134,7 +134,7 @@ def test_no_semaphore_is_left_when_a_trial_with_spawned_workers_has_hung(method:
     before = set(Path("/dev/shm").glob("sem.*"))
     (result,) = hostile("tests.misbehaving:make_hangs_in_workers", make_trial(method=method), stall_seconds=4.0).play()
     left = set(Path("/dev/shm").glob("sem.*")) - before  # those of a test in another process go when it ends
-    assert result.kind == "stalled", result.message
+    assert result.status == "stalled", result.message
     await_condition(lambda: not any(path.exists() for path in left), f"the end of {len(left)} semaphores")
 
 

@@ -131,7 +131,7 @@ def test_a_run_interrupted_before_its_first_trial_writes_nothing_and_says_so(wor
 @pytest.mark.fault("Loader inside daemonic process")
 def test_dltune_works_inside_a_daemonic_process() -> None:
     scene = hostile("tests.misbehaving:make_honest").model_copy(update={"is_daemonic": True})
-    assert [result.kind for result in scene.play_elsewhere()] == ["completed"]
+    assert [result.status for result in scene.play_elsewhere()] == ["completed"]
 
 
 UNKILLABLE = """

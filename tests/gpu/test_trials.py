@@ -47,7 +47,7 @@ def run(runner: TrialRunner, config: LoaderConfig) -> TrialResult:
 def test_epochs_are_whole_however_batches_get_to_the_device(workers: int, *, pinned: bool, ahead: bool) -> None:
     with TrialRunner(make_workload(), 60.0) as runner:
         result = run(runner, make_gpu_config(workers, pinned=pinned, ahead=ahead))
-    assert result.kind == "completed", result.message
+    assert result.status == "completed", result.message
     assert result.measurement is not None
     assert all(trace.batches == trace.requested_batches for trace in result.measurement.epochs)
     assert result.measurement.peak_gpu_bytes > 0
@@ -68,7 +68,7 @@ def test_a_longer_step_of_the_device_makes_a_longer_epoch_that_waits_less() -> N
 def test_a_step_that_takes_more_and_more_memory_is_ended_at_its_budget() -> None:
     with TrialRunner(make_workload("make_hungry_step"), 60.0) as runner:
         result = run(runner, make_gpu_config())
-    assert result.kind == "out_of_memory", result.message
+    assert result.status == "out_of_memory", result.message
     assert "device memory" in result.message
 
 
@@ -76,8 +76,10 @@ def test_an_error_that_sticks_to_the_process_costs_one_trial_only() -> None:
     with TrialRunner(make_workload("make_step_out_of_range"), 60.0) as runner:
         first = run(runner, make_gpu_config())
         second = run(runner, make_gpu_config())
-    assert first.kind == "device_failed", first.message
-    assert second.kind == first.kind  # by its own doing, in a process of its own: not "lost" by the first one's error
+    assert first.status == "device_failed", first.message
+    assert (
+        second.status == first.status
+    )  # by its own doing, in a process of its own: not "lost" by the first one's error
 
 
 def test_the_probe_measures_the_way_to_the_device() -> None:
@@ -86,7 +88,7 @@ def test_the_probe_measures_the_way_to_the_device() -> None:
     assert profile.accelerator is not None
     assert profile.h2d is not None
     assert profile.pinning
-    assert profile.gpu_bytes.per_batch(32) > 0
+    assert profile.gpu_bytes.at(32) > 0
     assert profile.gpu_free_bytes > 0
 
 

@@ -21,7 +21,7 @@ from autotune.profiles.schema import TunedProfile
 from autotune.system.machine import Accelerator, Hardware, read_gpus, read_machine
 from autotune.system.software import RANKS
 from tests.builders import make_config, make_profile, write_profiles
-from tests.own_loaders import PicksItsPrefetch, make_of_settings
+from tests.custom_loaders import PicksItsPrefetch, make_of_settings
 
 DATA: Any = range(10)
 
@@ -59,7 +59,7 @@ def test_a_profile_of_a_larger_machine_is_scaled_down_with_a_warning_that_names_
     with pytest.warns(UserWarning, match=r"was tuned on another machine: CPUs 10000 → [\d.]+\. Using") as caught:
         found = load(path)
     assert [one.filename for one in caught] == [__file__]
-    assert found.fit == "clamped"
+    assert found.fit == "scaled_down"
     assert found.config.dataloader.num_workers < 4000
 
 
@@ -100,7 +100,7 @@ def test_a_profile_for_one_process_is_divided_among_several_with_a_warning(tmp_p
     path = write_profiles(tmp_path, make_for_processes(1, 12))
     with pytest.warns(UserWarning, match=r"was tuned for 1 training processes on the host, not for 4\."):
         found = load(path, nproc_per_node=4)
-    assert (found.fit, found.config.dataloader.num_workers) == ("clamped", 3)
+    assert (found.fit, found.config.dataloader.num_workers) == ("scaled_down", 3)
     with pytest.raises(ProfileError, match=r"not for 4\. Retune here"):
         load(path, nproc_per_node=4, on_mismatch="error")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import ProfileError
-from autotune.profiles.load import clamp_config, compare, compare_age, select_profile
+from autotune.profiles.load import compare, compare_age, scale_down, select_profile
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
 from tests.builders import (
     GIB,
@@ -161,13 +161,13 @@ def make_tuned(workers: int, prefetch: int = 2, batch_size: int | None = 64, **c
 
 
 def count_workers(profile: TunedProfile, processes: int = 1, **machine: Any) -> int:
-    return clamp_config(profile, make_machine(**machine), processes).dataloader.num_workers
+    return scale_down(profile, make_machine(**machine), processes).dataloader.num_workers
 
 
 def test_a_configuration_is_unchanged_if_the_machine_has_at_least_as_much() -> None:
     profile = make_tuned(4, in_order=False, persistent_workers=True)
-    assert clamp_config(profile, make_machine()) == profile.config
-    assert clamp_config(profile, make_machine(affinity_cpus=64, nofile_limit=2**20)) == profile.config
+    assert scale_down(profile, make_machine()) == profile.config
+    assert scale_down(profile, make_machine(affinity_cpus=64, nofile_limit=2**20)) == profile.config
     assert count_workers(make_tuned(3, workload=make_identity(nproc_per_node=4))) == 3  # of one process
 
 
@@ -190,7 +190,7 @@ def test_workers_are_reduced_with_cpus_memory_open_files_and_processes(
 
 def test_prefetched_batches_are_reduced_before_workers() -> None:
     profile = make_tuned(4, 8, workload=make_identity(sample_bytes=MIB // 64))
-    loader = clamp_config(profile, make_machine(shm_limit_bytes=16 * MIB)).dataloader
+    loader = scale_down(profile, make_machine(shm_limit_bytes=16 * MIB)).dataloader
     assert (loader.num_workers, loader.prefetch_factor) == (4, 2)
 
 
@@ -213,7 +213,7 @@ def test_a_scaled_down_configuration_is_legal_and_fits(
 ) -> None:
     profile = make_tuned(workers, prefetch, workload=make_identity(samples=None, sample_bytes=sample_bytes))
     machine = make_machine(affinity_cpus=64, quota_cpus=cpus, shm_limit_bytes=shm)
-    config = clamp_config(profile, machine)
+    config = scale_down(profile, machine)
     loader = type(config.dataloader).model_validate(config.dataloader.model_dump())
     assert loader.num_workers <= workers
     assert loader.num_workers <= workers * cpus / profile.hardware.usable_cpus + 1

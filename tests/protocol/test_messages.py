@@ -113,7 +113,7 @@ def test_a_measurement_of_nothing_is_refused(changes: dict[str, Any], words: str
 
 
 def test_a_long_text_is_cut_in_the_middle_and_a_traceback_is_kept_whole() -> None:
-    long = FailureReport(where="trial", error="start" + "x" * 10**6 + "end", details="x" * MAX_TEXT_LENGTH)
+    long = FailureReport(stage="trial", error="start" + "x" * 10**6 + "end", details="x" * MAX_TEXT_LENGTH)
     assert len(long.error) < MAX_TEXT_LENGTH + 100
     assert long.error.startswith("start")
     assert long.error.endswith("end")

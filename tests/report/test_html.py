@@ -142,7 +142,7 @@ TRIALS = st.builds(
     make_trial_summary,
     st.integers(0, 10**6),
     CONFIGS,
-    outcome=st.sampled_from(["completed", "failed"]),
+    status=st.sampled_from(["completed", "failed"]),
     samples_per_second=st.none() | RATES,
     relative_error=st.none() | RATES,
     predicted_samples_per_second=RATES,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import UsageError, WorkloadError
-from autotune.protocol.measurement import TrialKind, TrialResult
+from autotune.protocol.measurement import TrialResult, TrialStatus
 from autotune.protocol.messages import FailureReport, ReadyReport, Report, TrialReport, TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.diagnosis import (
@@ -42,10 +42,10 @@ EXIT_ZERO = "DataLoader worker (pid 7) exited unexpectedly with exit code 0"
 
 
 def judge(error: str, details: str = "", *, on_device: bool = True) -> TrialFailure:
-    return diagnose_error(FailureReport(where="trial", error=error, details=details, on_device=on_device))
+    return diagnose_error(FailureReport(stage="trial", error=error, details=details, on_device=on_device))
 
 
-DIAGNOSES: dict[TrialKind, list[tuple[str, str]]] = {
+DIAGNOSES: dict[TrialStatus, list[tuple[str, str]]] = {
     "shm_exhausted": [
         (NO_SPACE, "--shm-size"),
         (NO_INODE, "nr_inodes="),
@@ -101,22 +101,24 @@ DIAGNOSES: dict[TrialKind, list[tuple[str, str]]] = {
 @pytest.mark.parametrize(
     ("kind", "error", "message"), [(kind, *case) for kind, cases in DIAGNOSES.items() for case in cases]
 )
-def test_an_error_is_diagnosed_by_its_text_with_the_next_step(kind: TrialKind, error: str, message: str) -> None:
+def test_an_error_is_diagnosed_by_its_text_with_the_next_step(kind: TrialStatus, error: str, message: str) -> None:
     found = judge(error, error)
-    assert found.kind == kind
+    assert found.status == kind
     assert message in found.message
 
 
 def test_a_traceback_is_evidence_except_for_its_source_lines() -> None:
-    assert judge("RuntimeError: Caught RuntimeError in DataLoader worker process 0.", NO_SPACE).kind == "shm_exhausted"
-    assert judge("ValueError: no label", f"Traceback:\n{SOURCE_LINE}ValueError: no label").kind == "workload_failed"
+    assert (
+        judge("RuntimeError: Caught RuntimeError in DataLoader worker process 0.", NO_SPACE).status == "shm_exhausted"
+    )
+    assert judge("ValueError: no label", f"Traceback:\n{SOURCE_LINE}ValueError: no label").status == "workload_failed"
 
 
 @pytest.mark.parametrize("error", [case[0] for case in DIAGNOSES["device_lost"]])
 def test_a_trial_without_a_device_cannot_lose_one(error: str) -> None:
-    assert judge(error, on_device=False).kind == "workload_failed"
-    assert diagnose_exit(1, error).kind == "crashed"
-    assert diagnose_exit(1, error, on_device=True).kind == "device_lost"
+    assert judge(error, on_device=False).status == "workload_failed"
+    assert diagnose_exit(1, error).status == "crashed"
+    assert diagnose_exit(1, error, on_device=True).status == "device_lost"
 
 
 PYDANTIC = (
@@ -167,21 +169,21 @@ def result_of(answer: Report | TrialFailure, **usage: Any) -> TrialResult:
     ],
 )
 def test_a_result_has_type_and_place_of_an_error_of_the_users_code(error: str, details: str, cause: str) -> None:
-    assert result_of(FailureReport(where="trial", error=error, details=details, samples=9)).cause == cause
+    assert result_of(FailureReport(stage="trial", error=error, details=details, samples=9)).cause == cause
 
 
 def test_a_result_has_the_samples_and_the_resources_of_one_training_process() -> None:
     died = result_of(TrialFailure("crashed", "was killed by SIGKILL"), host_bytes=200, shm_bytes=20)
     assert (died.samples, died.peak_host_bytes, died.peak_shm_bytes) == (32, 100, 10)
-    failed = result_of(FailureReport(where="running step", error="ValueError", samples=9, rank=1))
+    failed = result_of(FailureReport(stage="running step", error="ValueError", samples=9, rank=1))
     assert (failed.samples, failed.in_step) == (9, True)
     assert failed.message == "in rank 1 raised ValueError"
     assert result_of(ReadyReport()).message == "sent an unexpected reply (ReadyReport)"
 
 
 def test_a_death_is_out_of_memory_if_the_kernel_counts_a_kill_for_it() -> None:
-    result = result_of(FailureReport(where="trial", error=RESET), oom_kills=1, host_bytes=GIB)
-    assert result.kind == "out_of_memory"
+    result = result_of(FailureReport(stage="trial", error=RESET), oom_kills=1, host_bytes=GIB)
+    assert result.status == "out_of_memory"
     assert "out-of-memory killer at 1.0 GiB of host memory, against a budget of 1.0 GiB" in result.message
 
 
@@ -189,7 +191,7 @@ def test_a_death_is_out_of_memory_if_the_kernel_counts_a_kill_for_it() -> None:
 def test_a_trial_over_the_budget_for_device_memory_is_out_of_memory(used: int, kind: str) -> None:
     measured = make_measurement_of(100.0).model_copy(update={"peak_gpu_bytes": used})
     result = result_of(TrialReport(measurement=measured))
-    assert (result.kind, result.measurement is None) == (kind, used > GIB)
+    assert (result.status, result.measurement is None) == (kind, used > GIB)
     assert ("2.0 GiB of device memory against a budget of 1.0 GiB" in result.message) == (used > GIB)
 
 
@@ -206,7 +208,7 @@ def test_a_trial_over_the_budget_for_device_memory_is_out_of_memory(used: int, k
 )
 def test_an_exit_without_a_report_is_diagnosed_by_its_exit_status(status: int | None, words: str) -> None:
     found = diagnose_exit(status, "last words", ": 8.0 MiB used")
-    assert (found.kind, found.details) == ("crashed", "last words")
+    assert (found.status, found.details) == ("crashed", "last words")
     assert words in found.message
 
 
@@ -219,8 +221,8 @@ def test_an_exit_without_a_report_is_diagnosed_by_its_exit_status(status: int | 
         (-11, "crashed", "ERROR: Unexpected segmentation fault encountered in worker.\nConnectionResetError"),
     ],
 )
-def test_the_output_explains_an_exit_unless_its_signal_does(status: int, kind: TrialKind, output: str) -> None:
-    assert diagnose_exit(status, f"noise\n{output}\n", on_device=True).kind == kind
+def test_the_output_explains_an_exit_unless_its_signal_does(status: int, kind: TrialStatus, output: str) -> None:
+    assert diagnose_exit(status, f"noise\n{output}\n", on_device=True).status == kind
 
 
 @pytest.mark.parametrize(
@@ -240,8 +242,8 @@ def test_a_lost_worker_is_described_by_the_most_specific_line_of_the_chain(endin
 
 def test_the_output_of_the_processes_explains_why_a_worker_is_lost() -> None:
     output = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory."
-    found = diagnose_error(FailureReport(where="trial", error=RESET), ": 8.0 MiB used of 8.0 MiB", output)
-    assert found.kind == "shm_exhausted"
+    found = diagnose_error(FailureReport(stage="trial", error=RESET), ": 8.0 MiB used of 8.0 MiB", output)
+    assert found.status == "shm_exhausted"
     assert "8.0 MiB used of 8.0 MiB" in found.message
     assert output in found.details
 
@@ -256,7 +258,7 @@ def test_the_output_of_the_processes_explains_why_a_worker_is_lost() -> None:
 )
 def test_a_stall_is_explained_by_the_output(output: str, evidence: str, advice: str) -> None:
     found = diagnose_stall("made no progress for 3.0 s (limit 3.0 s)", output, HangReport())
-    assert found.kind == "stalled"
+    assert found.status == "stalled"
     assert found.message.startswith("made no progress for 3.0 s (limit 3.0 s)")
     assert evidence in found.message
     assert ("last line of its output" in found.message) == bool(evidence)
@@ -282,7 +284,7 @@ WORKLOAD = WorkloadRequest(dataset="data:make", step="train:make_step")
 def test_a_workload_that_cannot_be_loaded_is_an_error_with_the_next_step(
     answer: Report | TrialFailure | tuple[str, str], error: type[Exception], text: str
 ) -> None:
-    report = FailureReport(where=answer[0], error=answer[1]) if isinstance(answer, tuple) else answer
+    report = FailureReport(stage=answer[0], error=answer[1]) if isinstance(answer, tuple) else answer
     found = start_error(report, WORKLOAD)
     assert type(found) is error
     assert text in str(found)
@@ -293,7 +295,7 @@ def test_a_missing_module_comes_with_its_folder_or_with_how_to_install_it(tmp_pa
     workload = WORKLOAD.model_copy(update={"working_dir": str(tmp_path)})
     error = "ModuleNotFoundError: No module named '{}'"
     found = [
-        str(start_error(FailureReport(where="import", error=error.format(name)), workload))
+        str(start_error(FailureReport(stage="import", error=error.format(name)), workload))
         for name in ("rows.csv", "rows", "no_such")
     ]
     assert all(f"set PYTHONPATH={tmp_path}/src," in text for text in found[:2])

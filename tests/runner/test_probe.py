@@ -44,12 +44,12 @@ def test_batches_of_a_batch_sampler_are_measured_unchanged() -> None:
 
 @pytest.mark.slow
 def test_threads_that_reading_leaves_behind_are_not_inherited_by_workers() -> None:
-    request = WorkloadRequest(dataset="tests.own_loaders:make_threaded_stream", step_seconds=1e-4, working_dir=ROOT)
+    request = WorkloadRequest(dataset="tests.custom_loaders:make_threaded_stream", step_seconds=1e-4, working_dir=ROOT)
     with TrialRunner(request, stall_seconds=10.0, supervisor=keep_supervisor()) as runner:
         profile = runner.probe((4, 4), LIMITS)
         results = [runner.run(make_request(workers)) for workers in (2, 0, 1)]
     assert profile.worker_failure is None
-    assert [result.kind for result in results] == ["completed"] * 3
+    assert [result.status for result in results] == ["completed"] * 3
 
 
 def test_a_file_that_each_worker_opens_is_not_opened_before_they_start() -> None:
@@ -59,7 +59,7 @@ def test_a_file_that_each_worker_opens_is_not_opened_before_they_start() -> None
     assert profile.worker_failure is None
     assert profile.differing_samples == 0
     assert profile.notes == ()
-    assert [(result.kind, result.message) for result in results] == [("completed", "")] * 3
+    assert [(result.status, result.message) for result in results] == [("completed", "")] * 3
 
 
 @pytest.mark.parametrize(("max_workers", "calls"), [(8, 3), (0, 1)])
@@ -70,7 +70,7 @@ def test_a_factory_is_called_once_for_each_role_and_once_more(
     with open_runner("make_counted") as runner:
         runner.probe((8, 8), LIMITS.model_copy(update={"max_workers": max_workers}))
         for workers in (0, 0, 2, 1) if max_workers else (0, 0):
-            assert runner.run(make_request(workers)).kind == "completed"
+            assert runner.run(make_request(workers)).status == "completed"
     assert len((tmp_path / "calls").read_bytes()) == calls
 
 
@@ -83,7 +83,7 @@ def test_workers_that_hang_in_the_probe_leave_the_profile_of_the_training_proces
 
 def test_a_factory_may_take_longer_than_a_trial_may_make_no_progress() -> None:
     with open_runner("make_slowly", stall_seconds=1.0, dataset_args={"seconds": 2.0}) as runner:
-        assert runner.run(make_request(0)).kind == "completed"
+        assert runner.run(make_request(0)).status == "completed"
 
 
 @pytest.mark.parametrize(("factory", "is_duplicated"), [("make_sharded", False), ("make_unsharded", True)])
@@ -91,7 +91,7 @@ def test_an_iterable_that_does_not_shard_its_data_fails_with_two_workers(factory
     with open_runner(factory) as runner:
         assert runner.probe((8, 8), LIMITS).workers_duplicate_data is is_duplicated
         result = runner.run(make_request(workers=2))
-    assert (result.kind == "workload_failed") is is_duplicated
+    assert (result.status == "workload_failed") is is_duplicated
     assert result.measurement is None or result.measurement.epochs[0].samples == 64
 
 
@@ -131,7 +131,7 @@ def test_a_step_may_use_its_batch_up(workers: int) -> None:
     with open_runner("make_dicts", step="tests.misbehaving:make_popping_step", step_seconds=None) as runner:
         assert runner.probe((8,), LIMITS).batch_tensors == 2
         result = runner.run(make_request(workers, new_process="fork"))
-    assert (result.kind, result.message) == ("completed", "")
+    assert (result.status, result.message) == ("completed", "")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -196,4 +196,4 @@ def test_a_hang_of_workers_does_not_take_all_of_the_time_limit() -> None:
     with open_runner("make_hangs_in_workers") as runner:
         profile = runner.probe((8, 8), LIMITS.model_copy(update={"max_workers": 4}), max_seconds=40.0)
         assert "made no progress for 1" in (profile.worker_failure or "")
-        assert runner.run(make_request(0, seconds=1.0)).kind == "completed"
+        assert runner.run(make_request(0, seconds=1.0)).status == "completed"

@@ -85,7 +85,7 @@ def test_a_probe_profiles_one_process_and_trials_measure_all() -> None:
 @slow
 def test_trials_of_a_search_share_the_ranks() -> None:
     with open_ranks("Honest") as runner:
-        children = [(runner.run(make_request(workers)).kind, runner._child) for workers in (1, 2, 0)]
+        children = [(runner.run(make_request(workers)).status, runner._child) for workers in (1, 2, 0)]
     assert children == [("completed", children[0][1])] * 3
 
 
@@ -103,14 +103,14 @@ def test_trials_of_a_search_share_the_ranks() -> None:
 def test_a_failure_of_one_rank_is_reported_with_its_number(deed: str, workers: int, kind: str, words: str) -> None:
     stall = 2.0 if deed == "hang" else 30.0
     result = run_ranks("OddInRank1", workers=workers, stall=stall, dataset_args={"deed": deed, "seconds": 1e6})
-    assert result.kind == kind
+    assert result.status == kind
     assert words in result.message
 
 
 @slow
 def test_an_error_of_all_ranks_is_reported_as_that_of_one_process() -> None:
     result = run_ranks("Broken")
-    assert (result.kind, result.message[:6]) == ("workload_failed", "raised")
+    assert (result.status, result.message[:6]) == ("workload_failed", "raised")
 
 
 @slow
@@ -118,7 +118,7 @@ def test_ranks_that_exhaust_a_small_shm_together_fail_with_its_name() -> None:
     with open_ranks("Honest", 4, dataset_args={"floats": 100_000}) as runner:
         runner.limit(LIMITS.model_copy(update={"shm_bytes": 2**20}))
         result = runner.run(make_request(2))
-    assert (result.kind, "/dev/shm" in result.message) == ("shm_exhausted", True)
+    assert (result.status, "/dev/shm" in result.message) == ("shm_exhausted", True)
 
 
 @slow

@@ -144,5 +144,5 @@ def test_the_memory_of_workers_that_end_before_the_trial_does_is_recorded() -> N
     with open_runner("make_holding") as runner:
         requests = [make_request(workers, epochs=1, seconds=2.0).model_copy(update=whole) for workers in (0, 2)]
         alone, crowd = map(runner.run, requests)
-    assert (alone.kind, crowd.kind) == ("completed", "completed")
+    assert (alone.status, crowd.status) == ("completed", "completed")
     assert crowd.peak_host_bytes - alone.peak_host_bytes > 2 * 60 * MIB

@@ -60,7 +60,7 @@ def test_a_child_runs_trials_until_it_has_read_the_dataset_and_workers_must_not_
     children = []
     assert honest.start_seconds is None
     for workers in (1, 2, 0, 0, 2):
-        assert honest.run(make_request(workers)).kind == "completed"
+        assert honest.run(make_request(workers)).status == "completed"
         children.append(find_child())
     assert len(set(children[:4])) == 1
     assert len(set(children)) == 2
@@ -69,7 +69,7 @@ def test_a_child_runs_trials_until_it_has_read_the_dataset_and_workers_must_not_
 def test_a_trial_runs_in_a_new_fork_or_in_a_new_interpreter_if_asked_for(honest: TrialRunner) -> None:
     children, commands = [], []
     for kind in (None, *get_args(NewProcess)):
-        assert honest.run(make_request(2, new_process=kind)).kind == "completed"
+        assert honest.run(make_request(2, new_process=kind)).status == "completed"
         children.append(find_child())
         commands.append(children[-1].cmdline())
     assert len(set(children)) == 3
@@ -94,7 +94,7 @@ def test_what_workers_gain_shows_where_a_batch_takes_longer_than_the_trial() -> 
     ("factory", "workers"), [("make_queries_batches", 2), ("make_chatty", 0), ("make_with_grandchild", 0)]
 )
 def test_a_dataset_may_return_batches_print_anything_and_leave_processes(factory: str, workers: int) -> None:
-    assert run_one(factory, workers).kind == "completed"
+    assert run_one(factory, workers).status == "completed"
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_a_dataset_may_return_batches_print_anything_and_leave_processes(factory
 )
 def test_a_failure_is_reported_by_its_kind_and_cause(factory: str, workers: int, kind: str, words: str) -> None:
     result = run_one(factory, workers, stall_seconds=3.0 if kind == "stalled" else 30.0)
-    assert result.kind == kind
+    assert result.status == kind
     assert words in f"{result.message}\n{result.details}"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_failure_reports_the_samples_up_to_it(workers: int) -> None:
     result = run_one("make_fails_at_one_sample", workers)
-    assert result.kind == "workload_failed"
+    assert result.status == "workload_failed"
     assert result.samples in range(8, 65, 8)
     assert not result.in_step
 
@@ -141,20 +141,20 @@ def test_a_trial_over_its_memory_budget_is_ended_with_the_numbers() -> None:
     with open_runner("make_honest") as runner:
         runner.limit(LIMITS.model_copy(update={"memory_bytes": 2**20}))
         result = runner.run(make_request(workers=0))
-    assert result.kind == "out_of_memory"
+    assert result.status == "out_of_memory"
     assert "against a budget of 1.0 MiB" in result.message
 
 
 def test_the_next_trial_after_a_failure_gets_a_new_child() -> None:
     with open_runner("make_fails_in_workers") as runner:
-        assert runner.run(make_request(workers=1)).kind == "workload_failed"
-        assert runner.run(make_request(workers=0)).kind == "completed"
+        assert runner.run(make_request(workers=1)).status == "workload_failed"
+        assert runner.run(make_request(workers=0)).status == "completed"
 
 
 def test_a_copy_of_the_child_made_by_the_factory_never_answers_in_its_place() -> None:
     with open_runner("make_forked") as runner:
         assert runner.probe((8, 8), LIMITS).samples == 64
-        assert runner.run(make_request(workers=2)).kind == "completed"
+        assert runner.run(make_request(workers=2)).status == "completed"
 
 
 def test_samples_are_counted_by_the_sampler_whatever_shape_they_arrive_in() -> None:
@@ -178,7 +178,7 @@ def test_a_child_that_replaces_another_starts_no_workers_but_those_of_its_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CALLS_FILE", str(tmp_path / "calls"))
-    assert run_one("make_counting_forks", workers=2).kind == "completed"
+    assert run_one("make_counting_forks", workers=2).status == "completed"
     assert len((tmp_path / "calls").read_bytes()) == 2 * 2  # of the trial's two epochs
 
 

@@ -67,7 +67,7 @@ def test_a_supervisor_that_was_killed_is_replaced() -> None:
     with open_runner("make_telling") as runner:
         run_fresh(runner)
         os.kill(runner._supervisor.supervisor_pid, signal.SIGKILL)
-        assert run_fresh(runner).kind == "completed"
+        assert run_fresh(runner).status == "completed"
 
 
 def test_trials_are_interpreters_where_a_fork_would_lose_a_thread_and_the_supervisor_ends_with_the_tuner(
@@ -76,7 +76,7 @@ def test_trials_are_interpreters_where_a_fork_would_lose_a_thread_and_the_superv
     (tmp_path / "sitecustomize.py").write_text(THREADED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
-        assert run_fresh(runner).kind == "completed"
+        assert run_fresh(runner).status == "completed"
         supervisor = psutil.Process(client.supervisor_pid)
         (child,) = supervisor.children()
         assert len(child.cmdline()) == len(supervisor.cmdline()) - 1

@@ -39,7 +39,7 @@ def test_the_throughput_of_every_configuration_is_positive_and_below_the_upper_b
     size = config.dataloader.batch_size or workload.probe_batch_size
     rate = predict_throughput(config, workload, cpus, epochs)
     assert rate > 0
-    assert rate * workload.step_cost.per_batch(size) <= size * (1 + 1e-9)
+    assert rate * workload.step_cost.at(size) <= size * (1 + 1e-9)
 
 
 def test_without_workers_loading_and_the_step_alternate() -> None:

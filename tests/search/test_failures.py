@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from autotune.config import LoaderConfig
-from autotune.protocol.measurement import TrialKind, TrialResult
+from autotune.protocol.measurement import TrialResult, TrialStatus
 from autotune.search.failures import MAX_TRIALS_WITHOUT_WORKERS, FailureCheck, cause_of, describe_failure, find_culprit
 from tests.builders import make_config, make_result
 
@@ -29,7 +29,7 @@ class Trials:
 
 def fail(
     workers: int,
-    kind: TrialKind = "workload_failed",
+    kind: TrialStatus = "workload_failed",
     samples: int = FEW_SAMPLES,
     *,
     batch_size: int = 32,
@@ -37,7 +37,7 @@ def fail(
     cause: str = "KeyError at data.py:3",
 ) -> TrialResult:
     config, cause = make_config(workers, batch_size=batch_size), cause if kind == "workload_failed" else ""
-    return TrialResult(kind=kind, config=config, message=message, samples=samples, cause=cause)
+    return TrialResult(status=kind, config=config, message=message, samples=samples, cause=cause)
 
 
 def complete(config: LoaderConfig) -> TrialResult:
@@ -47,7 +47,7 @@ def complete(config: LoaderConfig) -> TrialResult:
 WORKS = complete(make_config(0))  # 1,000 samples
 
 
-def fail_with_workers(kind: TrialKind = "workload_failed", samples: int = FEW_SAMPLES) -> Trials:
+def fail_with_workers(kind: TrialStatus = "workload_failed", samples: int = FEW_SAMPLES) -> Trials:
     failure = fail(1, kind, samples)
     return Trials(
         lambda one: failure.model_copy(update={"config": one}) if one.dataloader.num_workers else complete(one)
@@ -60,7 +60,7 @@ def judge(check: FailureCheck, *results: TrialResult) -> bool:
 
 
 @CODE_FAILURES
-def test_code_that_fails_with_one_worker_and_works_without_rules_workers_out(kind: TrialKind) -> None:
+def test_code_that_fails_with_one_worker_and_works_without_rules_workers_out(kind: TrialStatus) -> None:
     trials = fail_with_workers(kind)
     check = FailureCheck(CANDIDATES, trials)
     assert judge(check, fail(8, kind))
@@ -70,7 +70,7 @@ def test_code_that_fails_with_one_worker_and_works_without_rules_workers_out(kin
 
 
 @CODE_FAILURES
-def test_code_that_fails_without_workers_too_is_a_flaw_of_the_data(kind: TrialKind) -> None:
+def test_code_that_fails_without_workers_too_is_a_flaw_of_the_data(kind: TrialStatus) -> None:
     check = FailureCheck(CANDIDATES, Trials(lambda config: fail(config.dataloader.num_workers, kind)))
     assert judge(check, fail(8, kind))
     assert check.reason is None

@@ -110,7 +110,7 @@ def make_peaks(config: LoaderConfig, host_bytes: int, shm_bytes: int = 0, gpu_by
     """Build a trial with these peaks."""
     measurement = make_measurement_of(100.0).model_copy(update={"peak_gpu_bytes": gpu_bytes})
     peaks = {"peak_host_bytes": host_bytes, "peak_shm_bytes": shm_bytes}
-    return TrialResult(kind="completed", config=config, measurement=measurement, **peaks)
+    return TrialResult(status="completed", config=config, measurement=measurement, **peaks)
 
 
 def learn_beyond(model: ResourceModel, workers: int, extra_bytes: int) -> ResourceModel:

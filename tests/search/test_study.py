@@ -197,7 +197,7 @@ def test_the_log_levels_of_the_caller_are_restored() -> None:
 def test_trials_that_dltune_did_not_write_are_ignored() -> None:
     run(trials=3)
     study = load()
-    for attributes in ({}, {"record": {"kind": "unknown"}}, {"record": "text"}):
+    for attributes in ({}, {"record": {"status": "unknown"}}, {"record": "text"}):
         study.add_trial(optuna.create_trial(value=1e9, user_attrs=attributes))
     assert len(read_records(study, plan_for().space)) == 3
 

@@ -40,7 +40,7 @@ def make_record(config: LoaderConfig, rate: float | None = None, error: float | 
     """Return a trial of the true throughput, or of another one; 0 has failed."""
     rate = truth(config) if rate is None else rate
     facts = {"samples_per_second": rate, "relative_error": error}
-    result = make_result(config, rate) if rate else make_result(config, kind="crashed")
+    result = make_result(config, rate) if rate else make_result(config, status="crashed")
     return TrialRecord.model_validate({"config": config, "result": result, **facts})
 
 

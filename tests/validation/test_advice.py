@@ -91,7 +91,7 @@ def make_runs(wait_seconds: float, late: Sequence[int] = (), rank_waits: Sequenc
     trace = make_trace([100.0], wait_seconds=wait_seconds)
     measurement = make_measurement(trace, epoch_batches=None).model_copy(update={"ranks": ranks})
     runs = CandidateRuns(make_config(4))
-    runs.add(1, TrialResult(kind="completed", config=runs.config, measurement=measurement), epochs=10)
+    runs.add(1, TrialResult(status="completed", config=runs.config, measurement=measurement), epochs=10)
     return runs
 
 

@@ -114,7 +114,7 @@ def test_an_outlier_does_not_lead_the_candidates_if_its_neighbours_were_slower()
 
 
 def test_failed_and_skipped_trials_are_not_selected() -> None:
-    failure = make_result(make_config(4), kind="out_of_memory")
+    failure = make_result(make_config(4), status="out_of_memory")
     failed = TrialRecord(config=make_config(4), samples_per_second=0.0, result=failure)
     skipped = TrialRecord(config=make_config(9), samples_per_second=9e9)
     records = [failed, skipped, make_record(usual(2), 100.0)]
@@ -257,7 +257,7 @@ def test_every_interval_is_wider_if_other_configurations_scatter() -> None:
 
 
 def fail(runs: CandidateRuns, number: int) -> None:
-    runs.add(number, make_result(runs.config, kind="crashed"), epochs=10)
+    runs.add(number, make_result(runs.config, status="crashed"), epochs=10)
 
 
 def test_if_the_baseline_fails_the_best_wins_without_a_speedup() -> None:

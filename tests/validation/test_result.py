@@ -93,9 +93,9 @@ def test_without_a_validation_the_best_trial_is_recommended_with_a_warning() -> 
 
 
 def test_a_trial_of_an_earlier_run_is_recommended_although_its_measurement_is_gone() -> None:
-    found = build(make_record(TrialResult(kind="completed", config=BEST)), validation=NOT_VALIDATED)
+    found = build(make_record(TrialResult(status="completed", config=BEST)), validation=NOT_VALIDATED)
     assert (found.config, found.result.samples_per_second) == (BEST, 1000.0)
-    assert found.search.trials[0].outcome == "completed"
+    assert found.search.trials[0].status == "completed"
 
 
 def test_a_validation_that_was_cut_short_by_the_time_limit_has_a_warning() -> None:
@@ -108,7 +108,7 @@ def test_a_validation_that_was_cut_short_by_the_time_limit_has_a_warning() -> No
 def test_if_only_fresh_processes_fail_the_best_trial_is_recommended_with_the_failure() -> None:
     baseline = CandidateRuns(BASELINE)
     for _ in range(2):
-        baseline.add(1, make_result(BASELINE, kind="crashed", message="had its port taken."), epochs=10)
+        baseline.add(1, make_result(BASELINE, status="crashed", message="had its port taken."), epochs=10)
     found = build(validation=Validation(baseline, (), (baseline,), runs=1))
     assert (found.config, found.result.validation_runs) == (BEST, 0)
     assert found.result.warnings[0].startswith("This is the best trial of the search, not validated")
@@ -118,7 +118,7 @@ def test_if_only_fresh_processes_fail_the_best_trial_is_recommended_with_the_fai
 def test_without_a_result_the_reason_is_raised() -> None:
     with pytest.raises(UsageError, match="--timeout"):
         build_profile(make_test_plan(IO_BOUND), find(), NOT_VALIDATED, phase_seconds={}, seconds=1.0)
-    failed = make_record(make_result(BEST, kind="crashed", message="died of SIGSEGV"), rate=0.0)
+    failed = make_record(make_result(BEST, status="crashed", message="died of SIGSEGV"), rate=0.0)
     with pytest.raises(NoFeasibleConfigError, match=r"1 tried, 1 skipped.\n  crashed: it died of SIGSEGV"):
         build(failed, make_record(None), validation=NOT_VALIDATED)
     with pytest.raises(TrialError, match="lost"):
@@ -140,10 +140,10 @@ def test_a_profile_has_the_raw_runs_the_phases_and_the_request() -> None:
 
 def test_a_profile_warns_of_noise_failed_runs_and_repeated_data() -> None:
     best = make_candidate(BEST, 400.0)
-    best.add(2, make_result(BEST, kind="crashed", message="died"), epochs=10)
+    best.add(2, make_result(BEST, status="crashed", message="died"), epochs=10)
     rank = RankWaits(wait_seconds=1.0, steps=100, late_steps=0, samples=1000)
     repeated = make_measurement_of(400.0).model_copy(update={"ranks": (rank, rank)})
-    best.add(2, TrialResult(kind="completed", config=BEST, measurement=repeated), epochs=10)
+    best.add(2, TrialResult(status="completed", config=BEST, measurement=repeated), epochs=10)
     warnings = build(validation=make_validation(best, noise=("The machine is busy.",))).result.warnings
     assert warnings[:2] == ("The machine is busy.", "w=4 pf=2 bs=32 persistent: 1 of 3 validation runs failed: it died")
     assert "delivered 2,000 samples in an epoch of a dataset of 1,000" in warnings[2]
@@ -156,8 +156,8 @@ def test_the_rates_of_copies_are_those_of_the_device() -> None:
 
 
 STOPPED = make_measurement_of(500.0).model_copy(update={"stopped": "pruned"})
-PRUNED = TrialResult(kind="completed", config=BEST, measurement=STOPPED)
-FULL = make_result(BEST, kind="shm_exhausted", message="filled /dev/shm: 64 MiB of 64 MiB")
+PRUNED = TrialResult(status="completed", config=BEST, measurement=STOPPED)
+FULL = make_result(BEST, status="shm_exhausted", message="filled /dev/shm: 64 MiB of 64 MiB")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_trial_is_stored_with_its_outcome(
     record = make_record(result, rate=rate or 0.0)
     (line,) = build(record).search.trials
     assert (line.number, line.config, line.predicted_samples_per_second) == (1, BEST, 900.0)
-    assert (line.outcome, line.reason, line.samples_per_second) == (outcome, reason, rate)
+    assert (line.status, line.reason, line.samples_per_second) == (outcome, reason, rate)
 
 
 def test_a_skipped_configuration_is_stored_with_every_limit_that_it_would_exceed() -> None:

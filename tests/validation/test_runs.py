@@ -51,7 +51,7 @@ def test_configurations_without_a_common_run_are_compared_by_their_medians_witho
 def test_peaks_are_those_of_all_runs_including_failed_ones() -> None:
     runs = CandidateRuns(FEW)
     runs.add(1, make_result(FEW, 100.0, peak_host_bytes=GIB, peak_shm_bytes=MIB), epochs=10)
-    runs.add(2, make_result(FEW, kind="crashed", peak_host_bytes=2 * GIB), epochs=10)
+    runs.add(2, make_result(FEW, status="crashed", peak_host_bytes=2 * GIB), epochs=10)
     assert (runs.peak_host_bytes, runs.peak_shm_bytes) == (2 * GIB, MIB)
 
 
@@ -60,7 +60,9 @@ def test_percentiles_of_many_waits_leave_out_the_first_batch(count: int) -> None
     seen = (9.0, *(0.01 * number for number in range(count)))
     trace = make_trace([1.0] * len(seen)).model_copy(update={"batch_waits": seen})
     runs = CandidateRuns(FEW)
-    runs.add(1, TrialResult(kind="completed", config=FEW, measurement=make_measurement(trace, epoch_batches=None)), 10)
+    runs.add(
+        1, TrialResult(status="completed", config=FEW, measurement=make_measurement(trace, epoch_batches=None)), 10
+    )
     expected = None if count < MIN_WAITS else BatchWaits(p50=0.5, p95=0.95, p99=0.99)
     assert runs.batch_waits == expected
 
@@ -70,7 +72,7 @@ def test_waits_of_training_processes_are_means_over_the_runs() -> None:
     for number, late in enumerate(((10, 90), (20, 70)), start=1):
         ranks = [RankWaits(wait_seconds=4.0**rank, steps=100, late_steps=late[rank]) for rank in range(2)]
         measurement = make_measurement_of(100.0).model_copy(update={"ranks": tuple(ranks)})
-        runs.add(number, TrialResult(kind="completed", config=FEW, measurement=measurement), epochs=10)
+        runs.add(number, TrialResult(status="completed", config=FEW, measurement=measurement), epochs=10)
     assert [(one.wait_seconds, one.late_share) for one in runs.process_waits] == [(0.01, 0.15), (0.04, 0.8)]
     assert make_runs({1: 100.0}).process_waits == ()
 

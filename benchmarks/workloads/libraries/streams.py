@@ -92,7 +92,7 @@ def mosaic_streaming(**settings: Any) -> Any:
 def mosaic_function(
     batch_size: int = BATCH, num_workers: int = 0, prefetch_factor: int | None = None, persistent_workers: bool = False
 ) -> Any:
-    """The same as a function that tells both of the batch size."""
+    """The same as a function that passes the batch size to both."""
     dataset = _make_mosaic_dataset(batch_size)
     from streaming import StreamingDataLoader
 
