@@ -40,7 +40,7 @@ def _iterate(loader: Any) -> Iterator[Any]:
     """Start an epoch of a tuned loader; its class has this function as `__iter__`."""
     options: Options = loader.autopilot_options
     if loader.autopilot_state is None:
-        if reason := explain_refusal(loader):
+        if reason := explain_refusal(loader, type(loader).__bases__[0]):
             options.show(f"the settings stay: {reason}.")
             loader.__class__ = type(loader).__bases__[0]
             return iter(loader)
@@ -114,9 +114,8 @@ def _attach_result(make: Callable[[], Any], options: Options) -> Callable[[], An
     return make_attached
 
 
-def explain_refusal(loader: DataLoader[Any]) -> str:
-    """Return why the workers of a loader cannot change in an epoch; empty if they can."""
-    cls: Any = type(loader).__bases__[0]  # the user's own
+def explain_refusal(loader: DataLoader[Any], cls: Any) -> str:
+    """Return why the workers of a loader of the user's class cannot change in an epoch; empty if they can."""
     if cls.__iter__ is not DataLoader.__iter__ or cls._get_iterator is not DataLoader._get_iterator:
         return f"{cls.__name__} iterates in its own way"
     if isinstance(loader.dataset, IterableDataset):
