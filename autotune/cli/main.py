@@ -13,6 +13,7 @@ import click
 
 from autotune.cli.doctor import doctor
 from autotune.cli.options import epilog
+from autotune.cli.run import run
 from autotune.cli.show import export, merge, report, show
 from autotune.cli.tune import check, retune, tune
 from autotune.errors import UsageError
@@ -37,7 +38,7 @@ class TuneByDefault(click.Group):
 
 @click.group(
     cls=TuneByDefault,
-    commands=(tune, check, retune, show, report, export, merge, doctor),
+    commands=(tune, run, check, retune, show, report, export, merge, doctor),
     epilog=epilog(
         "dltune --dataset data.images:make_dataset --step train:make_step --batch-size 64",
         "dltune train.py:make_loader",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 import torch
@@ -13,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from autotune.errors import UsageError
 from autotune.online.autopilot import Autopilot, print_sentence
 from autotune.online.limits import WorkerLimits
+from autotune.online.result import find_start, save_result
 from autotune.system.software import read_local_world_size
 
 Changes = Literal["batch", "epoch", "never"]
@@ -25,6 +28,7 @@ _METHODS: Final = ("train_dataloader", "get_train_dataloader")  # of Lightning, 
 class Options:
     """The options of `autopilot`."""
 
+    profile: str | None = "dltune.json"
     changes: Changes = "batch"
     max_workers: int | None = None
     max_memory: str = "80%"
@@ -44,14 +48,19 @@ def _iterate(loader: Any) -> Iterator[Any]:
             options.show(f"the settings stay: {reason}.")
             loader.__class__ = type(loader).__bases__[0]
             return iter(loader)
-        limits = WorkerLimits(options.max_memory, options.max_workers, read_local_world_size() or 1)
-        loader.autopilot_state = Autopilot(loader, limits, None, options.show)
+        processes = read_local_world_size()
+        limits = WorkerLimits(options.max_memory, options.max_workers, processes)
+        path = None if options.profile is None else Path(options.profile)
+        start = None if path is None else find_start(path, loader, processes)
+        save = None if path is None else partial(save_result, path, processes=processes)
+        loader.autopilot_state = Autopilot(loader, limits, start, options.show, save)
     state: Autopilot = loader.autopilot_state
     return state.start_epoch(loader)
 
 
 def autopilot(
     target: Target,
+    profile: str | None = "dltune.json",
     *,
     changes: Changes = "batch",
     max_workers: int | None = None,
@@ -65,6 +74,7 @@ def autopilot(
     Args:
         target: A DataLoader, also one prepared by accelerate; a Lightning module or data module; or a transformers
             Trainer.
+        profile: The tuned file in which the result is saved, and with which the next run starts; None for no file.
         changes: When workers may change: between two batches, only between two epochs, or never.
         max_workers: The most workers.
         max_memory: Host memory for added workers: a share of what is available, such as `80%`, or a size.
@@ -76,7 +86,7 @@ def autopilot(
     Raises:
         UsageError: The target has no training loader.
     """
-    options = Options(os.environ.get(SWITCH, changes), max_workers, max_memory, quiet)  # type: ignore[arg-type]  # checked below
+    options = Options(profile, os.environ.get(SWITCH, changes), max_workers, max_memory, quiet)  # type: ignore[arg-type]  # checked below
     if options.changes not in ("batch", "epoch", "never"):
         raise UsageError(f"{SWITCH} is {options.changes!r}: batch, epoch or never is possible.")
     if options.changes == "never":

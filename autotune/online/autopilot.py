@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
+from autotune.errors import DltuneError
 from autotune.online.controller import Controller
 from autotune.online.epoch import Epoch, EpochIterator, WorkerGroup, WorkerSettings
 from autotune.online.limits import WorkerLimits
@@ -48,11 +49,17 @@ class Autopilot:
     """The state of one tuned DataLoader over its epochs."""
 
     def __init__(
-        self, loader: DataLoader[Any], limits: WorkerLimits, start: WorkerSettings | None, show: Callable[[str], object]
+        self,
+        loader: DataLoader[Any],
+        limits: WorkerLimits,
+        start: WorkerSettings | None,
+        show: Callable[[str], object],
+        save: Callable[[DataLoader[Any], Controller, float], object] | None = None,
     ) -> None:
         own = WorkerSettings(loader.num_workers, loader.prefetch_factor or 2)
         begin = start or WorkerSettings(max(1, own.workers), own.prefetch)
         self.controller = Controller(own, begin, limits.cpus, limits.most_workers)
+        self._started, self._save, self._loader = time.perf_counter(), save, weakref.ref(loader)
         self._limits, self._show, self._counters = limits, show, WorkerCounters()
         self._epoch: Epoch | None = None
         self._kept: list[WorkerGroup] = []  # persistent workers between two epochs
@@ -134,6 +141,11 @@ class Autopilot:
         if not self._has_reported:
             self._has_reported = True
             self._show(self.describe())
+            if self._save is not None and (loader := self._loader()) is not None:
+                try:
+                    self._save(loader, self.controller, time.perf_counter() - self._started)
+                except DltuneError as error:  # training goes on
+                    self._show(f"the result is not saved: {error}")
 
     def describe(self) -> str:
         """Describe in a sentence what it stays with, and why."""

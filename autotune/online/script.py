@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from torch.utils.data import DataLoader, get_worker_info
 
 from autotune.errors import UsageError
-from autotune.online.attach import Options, attach, explain_refusal
+from autotune.online.attach import SWITCH, Options, attach, explain_refusal
 from autotune.online.autopilot import Autopilot
 from autotune.online.epoch import WorkerGroup
 from autotune.system.software import is_library
@@ -37,6 +38,9 @@ def run_script(script: str, arguments: Sequence[str], options: Options) -> None:
     if not path.is_file():
         raise UsageError(f"{script} is not a file. Run: dltune run train.py ARGS.")
     sys.argv[:], sys.path[0] = [script, *arguments], str(path.resolve().parent)
+    if os.environ.get(SWITCH) == "never":
+        runpy.run_path(script, run_name="__main__")
+        return
     with tune_all_loaders(options) as loaders:
         try:
             runpy.run_path(script, run_name="__main__")

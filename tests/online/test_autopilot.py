@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from autotune.errors import UsageError
 from autotune.online.attach import autopilot
 from autotune.online.epoch import WorkerSettings
+from autotune.profiles.load import load, select_profile
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are saved in a folder of the test."""
+    monkeypatch.chdir(tmp_path)
 
 
 class Waiting(Dataset[torch.Tensor]):
@@ -65,6 +73,32 @@ def test_samples_that_wait_get_workers_and_keep_their_order() -> None:
     assert found == order_without_tuning()
     state: Any = loader.autopilot_state  # type: ignore[attr-defined]  # of the tuned class
     assert state.controller.settings.workers > 2
+
+
+def converge(seconds: float) -> Any:
+    """Train on samples that wait until the workers no longer change; return the state."""
+    loader = autopilot(DataLoader(Waiting(seconds, 100_000), 8), max_workers=6, quiet=True)
+    for _ in loader:
+        state: Any = loader.autopilot_state  # type: ignore[attr-defined]  # of the tuned class
+        if state.controller.has_converged:
+            return state
+    raise AssertionError("the epoch has ended")
+
+
+def test_the_result_is_saved_and_the_next_run_starts_with_it() -> None:
+    first = converge(0.004)
+    profile = select_profile(Path("dltune.json"))
+    assert profile.dataloader.num_workers == first.controller.settings.workers == 6
+    assert (profile.search.sampler, profile.is_validated, profile.result.decision) == ("training", False, "faster")
+    made = load("dltune.json").make_loader(Waiting(), shuffle=True)
+    assert (made.num_workers, made.batch_size) == (6, 8)
+    assert next(iter(converge(0.004).controller.windows)) == WorkerSettings(6, 2)
+
+
+def test_a_file_that_cannot_be_written_does_not_end_the_training() -> None:
+    Path("dltune.json").write_text("not a tuned file")
+    converge(0.004)
+    assert Path("dltune.json").read_text() == "not a tuned file"
 
 
 def order_without_tuning() -> list[int]:

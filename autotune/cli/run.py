@@ -1,0 +1,39 @@
+"""`dltune run`: train with a script whose loaders are tuned meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from autotune.cli.console import exit_on_error
+from autotune.cli.options import epilog, option
+
+
+@click.command(
+    params=[
+        click.Argument(["script"], metavar="SCRIPT"),
+        click.Argument(["arguments"], metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED),
+        option("-o --output FILE", "File for the result.", "dltune.json"),
+        option("--max-workers N", "Maximum of num_workers. Default: 64, or twice the CPUs if that is more."),
+        option("--max-memory SIZE", "Host memory for added workers: a percentage of what is free, or a size.", "80%"),
+        option("-q --quiet", "Print nothing but the output of the script."),
+    ],
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "show_default": True},
+    epilog=epilog(
+        "dltune run train.py --epochs 3",
+        "torchrun --nproc-per-node 8 -m autotune run train.py",
+        codes="those of the script; 2 there is no such file",
+    ),
+)
+def run(script: str, arguments: tuple[str, ...], output: str, quiet: bool, **limits: Any) -> None:
+    """Run a training script unchanged, and tune its DataLoaders while it trains.
+
+    Only the number of workers changes, between two batches. The batches, their order and errors are those of the
+    script. The result of each loader is printed at the end and saved. DLTUNE_AUTOPILOT=never switches tuning off.
+    """
+    with exit_on_error():
+        from autotune.online.attach import Options
+        from autotune.online.script import run_script
+
+        run_script(script, arguments, Options(output, quiet=quiet, **limits))

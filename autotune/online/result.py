@@ -1,0 +1,155 @@
+"""The result of a training run as a profile of dltune.json, and the profile that the next run starts with."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.version
+
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.online.epoch import WorkerSettings
+from autotune.profiles.schema import (
+    Baseline,
+    Bottleneck,
+    ProfileResult,
+    RecordedBudgets,
+    SearchRecord,
+    TrialSummary,
+    TunedProfile,
+    WorkloadIdentity,
+)
+from autotune.profiles.store import read_profiles, save_profile
+from autotune.system.machine import Accelerator, Hardware, read_machine
+from autotune.system.software import read_software
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from autotune.online.controller import Controller
+    from autotune.online.model import Window
+
+SAMPLER: Final = "training"  # in place of the sampler of a search: the settings were measured in a training run
+COMPUTE_BOUND_WAIT_SHARE: Final = 0.1
+
+
+def find_start(path: Path, loader: DataLoader[Any], processes: int) -> WorkerSettings | None:
+    """Return the settings that an earlier training run with this dataset and machine ended with; None without one."""
+    workload, hardware = identify(loader, processes), read_hardware()
+    for one in read_profiles(path):
+        if one.search.sampler == SAMPLER and one.workload.id == workload.id and one.hardware == hardware:
+            return WorkerSettings(one.dataloader.num_workers, one.dataloader.prefetch_factor or 2)
+    return None
+
+
+def identify(loader: DataLoader[Any], processes: int) -> WorkloadIdentity:
+    """Return the workload of a loader: its dataset by its class, and the batch size."""
+    dataset, cls = loader.dataset, type(loader.dataset)
+    length = len(dataset) if hasattr(dataset, "__len__") else None
+    return WorkloadIdentity(
+        dataset=f"{cls.__module__}:{cls.__qualname__}",
+        dataset_args={"batch_size": loader.batch_size, "samples": length},
+        samples=length,
+        sample_bytes=0,
+        step="training run",
+        nproc_per_node=processes,
+    )
+
+
+def read_hardware() -> Hardware:
+    """Return the hardware of this process, with its accelerator."""
+    accelerator = None
+    if torch.cuda.is_available():
+        accelerator = Accelerator(name=torch.cuda.get_device_name(), count=torch.cuda.device_count())
+    return read_machine().hardware(accelerator)
+
+
+def save_result(path: Path, loader: DataLoader[Any], controller: Controller, seconds: float, processes: int) -> None:
+    """Save what a training run converged to; only the first process of the host does."""
+    final = controller.final_window
+    if final is None or os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    size, own = loader.batch_size or 1, controller.windows.get(controller.own)
+    config, machine = _configure(loader, controller.settings), read_machine()
+    baseline = None
+    if own is not None:
+        baseline = Baseline(
+            config=_configure(loader, controller.own),
+            description="your DataLoader's settings",
+            samples_per_second=own.rate * size,
+            wait_share=own.wait_share,
+            bottleneck=find_bottleneck(own, controller),
+        )
+    result = ProfileResult(
+        samples_per_second=final.rate * size,
+        samples_per_second_ci95=None,
+        validation_runs=0,
+        epochs=1,
+        baseline=baseline,
+        speedup=final.rate / own.rate if own is not None else None,
+        speedup_ci95=None,
+        decision="no_change" if controller.settings == controller.own else "faster",
+        upper_bound_samples_per_second=size / controller.costs.step if controller.costs is not None else None,
+        wait_share=final.wait_share,
+        bottleneck=find_bottleneck(final, controller),
+        peak_host_bytes=0,
+        peak_shm_bytes=0,
+    )
+    trials = tuple(
+        TrialSummary(
+            number=number,
+            status="completed",
+            config=_configure(loader, settings),
+            samples_per_second=window.rate * size,
+        )
+        for number, (settings, window) in enumerate(controller.windows.items(), start=1)
+    )
+    limits = RecordedBudgets(
+        memory_bytes=machine.memory_available_bytes,
+        shm_bytes=machine.shm_free_bytes,
+        nofile=machine.nofile_limit,
+        max_workers=max(one.workers for one in controller.windows),
+    )
+    profile = TunedProfile(
+        config=config,
+        hardware=read_hardware(),
+        software=read_software(torch.version),
+        workload=identify(loader, processes),
+        result=result,
+        budgets=limits,
+        search=SearchRecord(
+            trials=trials,
+            sampler=SAMPLER,
+            seed=0,
+            seconds=seconds,
+            stop_reason="measured in a training run",
+            batch_samples=size,
+        ),
+        created_at=datetime.now(UTC).replace(microsecond=0),
+    )
+    save_profile(path, profile)
+
+
+def _configure(loader: DataLoader[Any], settings: WorkerSettings) -> LoaderConfig:
+    """Return the user's settings with other workers."""
+    has_workers = settings.workers > 0
+    return LoaderConfig(
+        dataloader=DataLoaderSettings(
+            batch_size=loader.batch_size,
+            num_workers=settings.workers,
+            prefetch_factor=settings.prefetch if has_workers else None,
+            pin_memory=loader.pin_memory,
+            persistent_workers=loader.persistent_workers and has_workers,
+        ),
+        process=ProcessSettings(non_blocking=loader.pin_memory),
+    )
+
+
+def find_bottleneck(window: Window, controller: Controller) -> Bottleneck:
+    """Return what limits a window: the step, the CPUs that load, or the time that samples wait."""
+    if window.wait_share < COMPUTE_BOUND_WAIT_SHARE or controller.costs is None:
+        return "step"
+    return "cpu" if controller.costs.worker_cpu >= controller.costs.waiting else "io"
