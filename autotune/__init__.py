@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         UsageError,
         WorkloadError,
     )
+    from autotune.online.attach import autopilot
+    from autotune.online.watch import watch
     from autotune.profiles.device_prefetch import device_prefetch
     from autotune.profiles.export import Export, export
     from autotune.profiles.load import TunedLoader, load
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["__version__", "check", "device_prefetch", "export", "load", "shared", "tune"]
+__all__ = ["__version__", "autopilot", "check", "device_prefetch", "export", "load", "shared", "tune", "watch"]
 __all__ += ["CheckResult", "Export", "LoaderConfig", "TunedFile", "TunedLoader", "TunedProfile", "TuningResult"]
 __all__ += ["TuningRequest", "Workload", "WorkloadRequest"]
 __all__ += ["DltuneError", "NoFeasibleConfigError", "OutputError", "ProfileError", "ResultNotSavedError", "StudyError"]
@@ -41,6 +43,8 @@ __all__ += ["TrialError", "UsageError", "WorkloadError"]
 _MODULES: Final = {
     "checking": ("CheckResult", "check"),
     "config": ("LoaderConfig",),
+    "online.attach": ("autopilot",),
+    "online.watch": ("watch",),
     "profiles.device_prefetch": ("device_prefetch",),
     "profiles.export": ("Export", "export"),
     "profiles.load": ("TunedLoader", "load"),

@@ -23,7 +23,7 @@ from autotune.cli.options import epilog, option
     epilog=epilog(
         "dltune run train.py --epochs 3",
         "torchrun --nproc-per-node 8 -m autotune run train.py",
-        codes="those of the script; 2 there is no such file",
+        codes="0 done; others are those of the script; 2 there is no such file",
     ),
 )
 def run(script: str, arguments: tuple[str, ...], output: str, quiet: bool, **limits: Any) -> None:
