@@ -130,7 +130,7 @@ def test_a_target_excludes_a_dataset_on_the_command_line_only() -> None:
 def test_a_script_alone_is_answered_with_the_form_that_works() -> None:
     result = invoke("train.py")
     assert result.exit_code == 2
-    assert "Run dltune run train.py, or dltune --dataset train.py:NAME with NAME, a module-level function" in result.stderr
+    assert "Run dltune run train.py, or dltune --dataset train.py:NAME with NAME" in result.stderr
 
 
 def test_nothing_to_tune_is_a_usage_error() -> None:
