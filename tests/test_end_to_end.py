@@ -148,11 +148,11 @@ def test_ctrl_c_saves_the_best_so_far_and_exits_130() -> None:
 
 @pytest.mark.slow
 def test_an_interrupted_run_is_continued_by_the_same_command() -> None:
-    process = start("make_honest", "--trials", "5", "--sampler", "random")
+    process = start("make_waiting", "--trials", "5", "--sampler", "random")
     seen = await_trials(process, 3)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
-    finished = run("make_honest", "--trials", "5", "--sampler", "random")
+    finished = run("make_waiting", "--trials", "5", "--sampler", "random")
     assert finished.returncode == 0, finished.stderr
     assert f"{len(seen)} trials" in finished.stderr
     assert load("dltune.json").profile.is_validated

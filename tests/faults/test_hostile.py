@@ -278,7 +278,7 @@ def test_a_library_that_only_workers_would_use_is_not_used_before_they_are_forke
 KEY_ERROR = ("--arg", 'deed="key error"', "--arg", 'place="both"', "--arg", "samples=4000", "--arg", "index=300")
 ENDED: dict[str, list[Any]] = {
     "Exception in getitem": [
-        ("tests.faults.hostile:make_sabotaged", KEY_ERROR, "fails even without workers: it raised KeyError: 'label'"),
+        ("tests.faults.hostile:make_sabotaged", KEY_ERROR, "in the training process failed: KeyError: 'label'"),
     ],
     "StopIteration in map dataset": [("tests.misbehaving:make_ends_early", (), "StopIteration")],
 }
