@@ -4,13 +4,17 @@ Cheap upper bounds are read at every tick: resident memory of the trial's proces
 since its start. Exact numbers cost milliseconds per process: the proportional memory (PSS) of all processes and the
 files in /dev/shm that they use. They are read a few times in each trial, and whenever an upper bound exceeds a budget
 that the trial may have reached since the last exact reading. From one exact reading to the next, resident memory of the
-same processes grows at most as fast as their memory: pages become shared only by a fork.
+same processes grows at most as fast as their memory: pages become shared only by a fork. What is added to /dev/shm
+meanwhile counts as the trial's.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,7 +29,7 @@ TREE_SECONDS: Final = 0.25  # between two walks over the processes, at 0.1 ms fo
 TICK_SECONDS: Final = 0.05  # between two readings
 SAMPLE_SECONDS: Final = 0.5  # from the start of a command to its first exact reading: workers may end before it does
 SAMPLE_FACTOR: Final = 4.0  # between the times of exact readings
-MIN_SECONDS: Final = 0.01  # between these near a budget
+MIN_SECONDS: Final = 0.005  # between these near a budget
 FILL_RATE: Final = 2 * 2**30  # bytes that one CPU may fill in a second
 
 
@@ -90,6 +94,7 @@ class ResourceMonitor:
         self.seen: set[int] = set()  # processes of the trial, of which some may have ended
         self._supervisor = supervisor
         self._shm_free_before = read_shm()[1]
+        self._others_shm = 0  # bytes that other processes have put into /dev/shm since, by the last exact reading
         self._names_before = list_names(())
         self._started = time.monotonic()
         self._next_walk = self._next_exact = self._next_sample = 0.0
@@ -114,8 +119,9 @@ class ResourceMonitor:
     def read(self, budgets: Budgets, *, exact: bool = False) -> ResourceUsage:
         """Read the current use; exactly if asked for, or if a budget may be exceeded."""
         now, available_bytes = time.monotonic(), self._available.read()
-        shm_size, shm_free = read_shm()
-        shm_bytes = max(0, self._shm_free_before - shm_free)
+        shm_size, filled = self._read_filled()
+        self._others_shm = min(self._others_shm, filled)
+        shm_bytes = filled - self._others_shm
         is_walk = now >= self._next_walk
         if is_walk:
             processes, (memory, bound, measured) = self.list_processes(), self._measured
@@ -125,8 +131,11 @@ class ResourceMonitor:
         exact |= available_bytes < budgets.reserve_bytes or now >= self._next_sample
         if exact or (headroom < 0 and now >= self._next_exact):
             processes = self.list_processes()
-            shm_bytes, unmapped = measure_segments(processes, list_names(self.seen, self._names_before))
-            host_bytes = measure_pss([self._supervisor, *processes]) + unmapped
+            with _stopped(processes if shm_bytes > budgets.shm_bytes else ()):  # else it fills more meanwhile
+                _, filled = self._read_filled()
+                shm_bytes, unmapped = measure_segments(processes, list_names(self.seen, self._names_before))
+                host_bytes = measure_pss([self._supervisor, *processes]) + unmapped
+            self._others_shm = max(0, filled - shm_bytes)
             self._measured = host_bytes - shm_bytes, memory_upper_bound(processes), set(processes)
             headroom = min(budgets.memory_bytes - host_bytes, budgets.shm_bytes - shm_bytes)
             seconds = time.monotonic() - now
@@ -134,7 +143,6 @@ class ResourceMonitor:
             self._next_sample = self._started + SAMPLE_FACTOR * (now - self._started)
         else:
             host_bytes = self._least if self._least > budgets.memory_bytes else 0
-            shm_bytes = min(shm_bytes, budgets.shm_bytes)  # others may have filled the rest
         wait_seconds = headroom / self._rate
         if headroom < 0:
             wait_seconds = min(self._next_exact - now, (budgets.memory_bytes - self._least) / self._rate)
@@ -146,5 +154,26 @@ class ResourceMonitor:
         self.peak = self.peak.raise_peak(usage)
         return usage
 
+    def _read_filled(self) -> tuple[int, int]:
+        """Return the size of /dev/shm, and how much of it was filled since the start."""
+        size, free = read_shm()
+        return size, max(0, self._shm_free_before - free)
+
     def _count_oom_kills(self) -> int:
         return sum(count_oom_kills(folder) for folder in self._memory_groups)
+
+
+@contextmanager
+def _stopped(pids: Collection[int]) -> Iterator[None]:
+    """Stop processes for a moment."""
+    try:
+        _signal_all(pids, signal.SIGSTOP)
+        yield
+    finally:
+        _signal_all(pids, signal.SIGCONT)
+
+
+def _signal_all(pids: Collection[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
