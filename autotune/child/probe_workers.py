@@ -122,6 +122,6 @@ def time_transfer(workload: LoadedWorkload, size: int) -> tuple[float, float]:
         collates.append(batch.collate_seconds)
         if len(moments) > 4 and moments[-1] > moments[0] + TRANSFER_SECONDS:
             break
-    per_batch = (moments[-1] - moments[2]) / (len(moments) - 3)  # the first ones were prepared during the start
+    batch_seconds = (moments[-1] - moments[2]) / (len(moments) - 3)  # the first ones were prepared during the start
     collate_seconds = statistics.fmean(collates[2:])
-    return collate_seconds, max(0.0, per_batch - collate_seconds)
+    return collate_seconds, max(0.0, batch_seconds - collate_seconds)

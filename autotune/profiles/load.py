@@ -235,14 +235,19 @@ class TunedLoader:
             method = kwargs.get("multiprocessing_context") or read_start_method_in_force()
             init = make_worker_init(self.config.process, own.get("worker_init_fn"), are_forked=method == "fork")
             kwargs |= {} if init is None else {"worker_init_fn": init}
+        is_measured = "num_workers" not in own and self.fit == "exact"  # more workers than CPUs may be faster
         with warnings.catch_warnings():
-            if "num_workers" not in own and self.fit == "exact":  # more workers than CPUs were measured to be faster
+            if is_measured:
                 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             if callable(source) and not isinstance(source, Dataset):
-                return source(**own | choose_arguments(source, kwargs))
-            if not {"batch_size", "batch_sampler"} & kwargs.keys():
+                loader = source(**own | choose_arguments(source, kwargs))
+            elif {"batch_size", "batch_sampler"} & kwargs.keys():
+                loader = DataLoader(source, **kwargs)
+            else:
                 raise UsageError(f"Profile {self.profile.id} has no batch size: pass batch_size or batch_sampler.")
-            return DataLoader(source, **kwargs)
+        if is_measured and isinstance(loader, DataLoader):
+            loader.check_worker_number_rationality = accept_workers  # type: ignore[method-assign]  # called at each start
+        return loader
 
     def apply_to(self, target: Target, **own: Any) -> Target:
         """Return a loader like the given one with the tuned settings; all other arguments are unchanged.
@@ -267,6 +272,10 @@ class TunedLoader:
             return self.make_loader(type(loader), **list_kept(loader, self.loader_kwargs() | own) | own)
 
         return replace_loader(make(), self.profile.workload.split, rebuild)
+
+
+def accept_workers() -> None:
+    """Accept a number of workers that was measured, in place of torch's check, which compares it with the CPUs."""
 
 
 def load(

@@ -40,7 +40,7 @@ def no_limit(prefetch: int, running: int) -> int:
     return 64
 
 
-def settle(costs: BatchCosts, controller: Controller, noise: random.Random) -> int:
+def converge(costs: BatchCosts, controller: Controller, noise: random.Random) -> int:
     windows = 0
     while not controller.has_converged:
         controller.add(simulate(costs, controller.settings.workers, noise))
@@ -55,13 +55,13 @@ def test_it_reaches_nearly_the_best_rate_within_a_few_windows(name: str, own: in
     best = max(costs.predict(workers, CPUS) for workers in range(1 if own else 0, 65))
     for seed in range(5):
         controller = Controller(WorkerSettings(own, 2), WorkerSettings(max(1, own), 2), CPUS, no_limit)
-        assert settle(costs, controller, random.Random(seed)) <= MAX_TRIES + 1
+        assert converge(costs, controller, random.Random(seed)) <= MAX_TRIES + 1
         assert costs.predict(controller.settings.workers, CPUS) >= 0.9 * best
 
 
 def test_own_settings_that_are_as_fast_as_the_best_stay() -> None:
     controller = Controller(WorkerSettings(3, 2), WorkerSettings(3, 2), CPUS, no_limit)
-    settle(WORKLOADS["the step is slow"], controller, random.Random(0))
+    converge(WORKLOADS["the step is slow"], controller, random.Random(0))
     assert controller.settings == WorkerSettings(3, 2)
 
 
@@ -79,20 +79,20 @@ def test_samples_in_memory_end_without_workers() -> None:
 
 def test_no_more_workers_than_the_limit_are_tried() -> None:
     controller = Controller(WorkerSettings(0, 2), WorkerSettings(1, 2), CPUS, limit=lambda prefetch, running: 4)
-    settle(WORKLOADS["samples wait"], controller, random.Random(0))
+    converge(WORKLOADS["samples wait"], controller, random.Random(0))
     assert max(one.workers for one in controller.windows) == 4
 
 
 def test_it_starts_again_when_the_rate_falls_and_the_loop_waits_more() -> None:
     noise, controller = random.Random(0), Controller(WorkerSettings(2, 2), WorkerSettings(2, 2), CPUS, no_limit)
-    settle(WORKLOADS["the step is slow"], controller, noise)
+    converge(WORKLOADS["the step is slow"], controller, noise)
     slower = BatchCosts(waiting=0.4, worker_cpu=0.002, main_cpu=0.002, step=0.05)
     states = []
     for _ in range(2):
         controller.add(simulate(slower, controller.settings.workers, noise))
         states.append(controller.has_converged)
     assert states == [True, False]
-    settle(slower, controller, noise)
+    converge(slower, controller, noise)
     assert controller.settings.workers >= 7
 
 

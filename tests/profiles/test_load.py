@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -126,6 +127,20 @@ def sharing_strategy() -> Iterator[None]:
 def make_tuned(**changes: Any) -> TunedLoader:
     profile = make_profile(**changes)
     return TunedLoader(profile, profile.config, "exact")
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[None]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.usefixtures("one_cpu", "sharing_strategy")
+def test_torch_does_not_warn_of_more_workers_than_cpus_that_were_measured() -> None:
+    tuned = make_tuned()
+    assert len(list(tuned.make_loader(DATA))) == len(list(tuned.apply_to(DataLoader(DATA, batch_size=64))))
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
