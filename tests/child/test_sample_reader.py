@@ -64,7 +64,9 @@ def read(dataset: Dataset[Any], **parts: Any) -> SampleReader:
 def test_samples_all_over_the_dataset_are_hashed_with_the_same_random_numbers_in_every_reading() -> None:
     augmented = Samples(lambda index: (torch.rand(3) + index, random.random(), np.random.normal()))
     first, second = read(augmented), read(augmented)
-    assert first.digests == second.digests
+    shared = first.digests.keys() & second.digests.keys()  # a busy machine reads fewer in the time
+    assert len(shared) > 8
+    assert all(first.digests[index] == second.digests[index] for index in shared)
     assert list(first.digests)[:2] == [0, 7]
     assert len(set(first.digests.values())) == len(first.digests)
 

@@ -195,5 +195,5 @@ def test_the_probe_and_the_identification_describe_a_workload_alike() -> None:
 def test_a_hang_of_workers_does_not_take_all_of_the_time_limit() -> None:
     with open_runner("make_hangs_in_workers") as runner:
         profile = runner.probe((8, 8), LIMITS.model_copy(update={"max_workers": 4}), max_seconds=40.0)
-        assert "made no progress for 1" in (profile.worker_failure or "")
+        assert "(limit 1" in (profile.worker_failure or "")  # of less than 20 s
         assert runner.run(make_request(0, seconds=1.0)).status == "completed"
