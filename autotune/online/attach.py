@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -18,7 +18,6 @@ from autotune.online.limits import WorkerLimits
 from autotune.online.result import find_start, save_result
 from autotune.system.software import read_local_world_size
 
-Changes = Literal["batch", "epoch", "never"]
 Target = TypeVar("Target")
 SWITCH: Final = "DLTUNE_AUTOPILOT"
 _METHODS: Final = ("train_dataloader", "get_train_dataloader")  # of Lightning, and of transformers
@@ -29,7 +28,6 @@ class Options:
     """The options of `autopilot`."""
 
     profile: str | None = "dltune.json"
-    changes: Changes = "batch"
     max_workers: int | None = None
     max_memory: str = "80%"
     quiet: bool = False
@@ -62,7 +60,6 @@ def autopilot(
     target: Target,
     profile: str | None = "dltune.json",
     *,
-    changes: Changes = "batch",
     max_workers: int | None = None,
     max_memory: str = "80%",
     quiet: bool = False,
@@ -75,7 +72,6 @@ def autopilot(
         target: A DataLoader, also one prepared by accelerate; a Lightning module or data module; or a transformers
             Trainer.
         profile: The tuned file in which the result is saved, and with which the next run starts; None for no file.
-        changes: When workers may change: between two batches, only between two epochs, or never.
         max_workers: The most workers.
         max_memory: Host memory for added workers: a share of what is available, such as `80%`, or a size.
         quiet: Whether to print nothing.
@@ -86,10 +82,10 @@ def autopilot(
     Raises:
         UsageError: The target has no training loader.
     """
-    options = Options(profile, os.environ.get(SWITCH, changes), max_workers, max_memory, quiet)  # type: ignore[arg-type]  # checked below
-    if options.changes not in ("batch", "epoch", "never"):
-        raise UsageError(f"{SWITCH} is {options.changes!r}: batch, epoch or never is possible.")
-    if options.changes == "never":
+    options = Options(profile, max_workers, max_memory, quiet)
+    if (switch := os.environ.get(SWITCH, "")) not in ("", "never"):
+        raise UsageError(f"{SWITCH} is {switch!r}: only never is possible.")
+    if switch:
         return target
     loader: Any = getattr(target, "base_dataloader", target)
     if isinstance(loader, DataLoader):
