@@ -6,7 +6,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.errors import DltuneError
@@ -27,24 +26,6 @@ PAUSE_SECONDS: Final = 1.0  # between two batches, in which the training validat
 PAUSE_STEPS: Final = 10.0  # and this many times the mean step
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Counts since the start, of which the differences are a window."""
-
-    batches: float
-    seconds: float
-    wait_seconds: float
-    main_cpu_seconds: float
-    worker_batches: float
-    worker_seconds: float
-    worker_cpu_seconds: float
-
-    def until(self, later: Reading) -> Window:
-        """Return the window from this reading to a later one."""
-        names = [field.name for field in fields(self)]
-        return Window(**{name: getattr(later, name) - getattr(self, name) for name in names})
-
-
 class Autopilot:
     """The state of one tuned DataLoader over its epochs."""
 
@@ -63,7 +44,7 @@ class Autopilot:
         self._limits, self._show, self._counters = limits, show, WorkerCounters()
         self._epoch: Epoch | None = None
         self._kept: list[WorkerGroup] = []  # persistent workers between two epochs
-        self._began: Reading | None = None
+        self._began: Window | None = None
         self._due, self._has_reported, self._is_changing = 0, False, False
         weakref.finalize(loader, _end_all, self._kept)
 
@@ -113,7 +94,7 @@ class Autopilot:
         is_long = seconds >= least and batches >= ROUNDS * max(1, self.controller.settings.workers)
         if not is_long and seconds < max(least, MAX_WINDOW_SECONDS):
             return
-        window, before = self._began.until(self._read(epoch)), self.controller.settings
+        window, before = self._read(epoch).since(self._began), self.controller.settings
         self._limits.measure_workers()
         self._began = None
         self._is_changing = self.controller.add(window) != before
@@ -127,9 +108,9 @@ class Autopilot:
             self._is_changing = False
             self._restart_window(epoch)
 
-    def _read(self, epoch: Epoch) -> Reading:
+    def _read(self, epoch: Epoch) -> Window:
         counts = self._counters.total(epoch.started_workers)
-        return Reading(epoch.delivered, time.perf_counter(), epoch.wait_seconds, time.process_time(), *counts)
+        return Window(epoch.delivered, time.perf_counter(), epoch.wait_seconds, time.process_time(), *counts)
 
     def _after_epoch(self, epoch: Epoch, is_whole: bool) -> None:
         if epoch.kept is not None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from autotune.profiles.device_prefetch import find_tensors
+from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
 from autotune.system.machine import AvailableMemory, read_machine, read_shm
 from autotune.system.procfs import list_folder, read_smaps
 from autotune.units import parse_budget
 
-MAX_WORKERS: Final = 64
 WORKER_BYTES: Final = 48 * 2**20  # of a worker whose memory is not known yet: torch 2.13 has 15 to 25 MiB when idle
 SHM_SHARE: Final = 0.8  # of the free space of /dev/shm
 RESERVED_FILES: Final = 128
@@ -32,7 +32,7 @@ class WorkerLimits:
         machine = read_machine()
         self.cpus = machine.usable_cpus / processes
         self._max_memory, self._processes = max_memory, processes
-        self._most = max(MAX_WORKERS, int(2 * self.cpus)) if max_workers is None else max_workers
+        self._most = max(MAX_SEARCHED_WORKERS, int(2 * self.cpus)) if max_workers is None else max_workers
         self._nofile = machine.nofile_limit
         self._memory = AvailableMemory()
         self._batch_bytes = self._batch_tensors = self._worker_bytes = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 KNEE_SHARE: Final = 0.9  # of the upper bound, which the first proposal is to reach
@@ -19,6 +19,10 @@ class Window:
     worker_batches: float = 0.0
     worker_seconds: float = 0.0  # from receiving the indices to the end of `collate_fn`
     worker_cpu_seconds: float = 0.0
+
+    def since(self, start: Window) -> Window:
+        """Return the part after an earlier reading of the same counts."""
+        return Window(**{one.name: getattr(self, one.name) - getattr(start, one.name) for one in fields(self)})
 
     @property
     def rate(self) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune.online.limits import MAX_WORKERS, WorkerLimits
+from autotune.online.limits import WorkerLimits
+from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
 
 
 def test_without_a_reason_the_most_workers_are_those_that_dltune_searches() -> None:
-    assert WorkerLimits().most_workers(2, 0) == MAX_WORKERS
+    assert WorkerLimits().most_workers(2, 0) == MAX_SEARCHED_WORKERS
 
 
 def test_the_users_maximum_counts() -> None:
@@ -29,7 +30,7 @@ def test_several_processes_share_the_host() -> None:
     assert two.cpus == one.cpus / 2
 
 
-@pytest.mark.parametrize(("device", "most"), [("cpu", 0), ("meta", MAX_WORKERS)])
+@pytest.mark.parametrize(("device", "most"), [("cpu", 0), ("meta", MAX_SEARCHED_WORKERS)])
 def test_batches_that_fill_shared_memory_allow_no_worker(device: str, most: int) -> None:
     limits = WorkerLimits()
     limits.measure_batch({"image": torch.zeros(1, device=device).expand(2**42)})  # takes no memory here
