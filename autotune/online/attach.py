@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.errors import UsageError
-from autotune.online.autopilot import Autopilot, print_sentence
+from autotune.online.autopilot import Autopilot, Stats, print_sentence
 from autotune.online.limits import WorkerLimits
 from autotune.online.result import find_start, save_result
 from autotune.system.software import read_local_world_size
@@ -30,6 +30,7 @@ class Options:
     profile: str | None = "dltune.json"
     max_workers: int | None = None
     max_memory: str = "80%"
+    on_stats: Callable[[Stats], object] | None = None
     quiet: bool = False
 
     def show(self, sentence: str) -> None:
@@ -51,7 +52,7 @@ def _iterate(loader: Any) -> Iterator[Any]:
         path = None if options.profile is None else Path(options.profile)
         start = None if path is None else find_start(path, loader, processes)
         save = None if path is None else partial(save_result, path, processes=processes)
-        loader.autopilot_state = Autopilot(loader, limits, start, options.show, save)
+        loader.autopilot_state = Autopilot(loader, limits, start, options.show, save, options.on_stats)
     state: Autopilot = loader.autopilot_state
     return state.start_epoch(loader)
 
@@ -62,6 +63,7 @@ def autopilot(
     *,
     max_workers: int | None = None,
     max_memory: str = "80%",
+    on_stats: Callable[[Stats], object] | None = None,
     quiet: bool = False,
 ) -> Target:
     """Tune a DataLoader's workers in the training run itself; batches, their order and errors stay the same.
@@ -74,6 +76,8 @@ def autopilot(
         profile: The tuned file in which the result is saved, and with which the next run starts; None for no file.
         max_workers: The most workers.
         max_memory: Host memory for added workers: a share of what is available, such as `80%`, or a size.
+        on_stats: Is called after each window of 1.5 to 30 seconds with batches per second, the share of the time that
+            the loop waits, and the number of workers; such as `wandb.log`.
         quiet: Whether to print nothing.
 
     Returns:
@@ -82,7 +86,7 @@ def autopilot(
     Raises:
         UsageError: The target has no training loader.
     """
-    options = Options(profile, max_workers, max_memory, quiet)
+    options = Options(profile, max_workers, max_memory, on_stats, quiet)
     if (switch := os.environ.get(SWITCH, "")) not in ("", "never"):
         raise UsageError(f"{SWITCH} is {switch!r}: only never is possible.")
     if switch:

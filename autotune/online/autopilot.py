@@ -18,6 +18,7 @@ from autotune.online.worker import WorkerCounters
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+Stats = dict[str, float]  # by name
 WINDOW_SECONDS: Final = 1.5
 MAX_WINDOW_SECONDS: Final = 6.0  # for few, slow batches
 ROUNDS: Final = 3  # batches of each worker in a window
@@ -36,28 +37,40 @@ class Autopilot:
         start: WorkerSettings | None,
         show: Callable[[str], object],
         save: Callable[[DataLoader[Any], Controller, float], object] | None = None,
+        on_stats: Callable[[Stats], object] | None = None,
     ) -> None:
         own = WorkerSettings(loader.num_workers, loader.prefetch_factor or 2)
         begin = start or WorkerSettings(max(1, own.workers), own.prefetch)
         self.controller = Controller(own, begin, limits.cpus, limits.most_workers)
         self._started, self._save, self._loader = time.perf_counter(), save, weakref.ref(loader)
-        self._limits, self._show, self._counters = limits, show, WorkerCounters()
+        self._limits, self._show, self._on_stats, self._counters = limits, show, on_stats, WorkerCounters()
         self._epoch: Epoch | None = None
         self._kept: list[WorkerGroup] = []  # persistent workers between two epochs
-        self._began: Window | None = None
-        self._due, self._has_reported, self._is_changing = 0, False, False
+        self._total = self._offset = Window()  # counts at the end of the epoch before; what to subtract in this one
+        self._began: Window | None = None  # counts at the start of the window
+        self._due, self._has_reported, self._is_changing, self._epoch_seconds = 0, False, False, 0.0
         weakref.finalize(loader, _end_all, self._kept)
 
     def start_epoch(self, loader: DataLoader[Any]) -> EpochIterator:
         """Start an epoch with the settings that are best so far."""
+        clock = Window(0, time.perf_counter(), 0.0, time.process_time(), *self._counters.total())
+        self._offset = clock.since(self._total)  # the time between two epochs does not count
+        has_short_epochs = 0.0 < self._epoch_seconds < MAX_WINDOW_SECONDS
+        if has_short_epochs:  # windows are whole epochs, with what starting them takes
+            if self._began is not None and self._is_long(window := self._total.since(self._began)):
+                self._close_window(window)
+            self._began = self._began or self._total
+        else:
+            self._began = None
         kept = self._kept.pop() if self._kept else None
         if kept is not None and kept.settings != self.controller.settings:
             kept.end()
             kept = None
         settings, own = self.controller.settings, self.controller.own
         epoch = Epoch(loader, settings, own, self._counters, kept, self._limits.measure_batch)
+        epoch.wait_seconds = time.perf_counter() - clock.seconds
         self._epoch, self._is_changing = epoch, False
-        self._restart_window(epoch)
+        self._due = sys.maxsize if has_short_epochs else epoch.drawn
         return EpochIterator(epoch, self._before_batch, self._after_epoch)
 
     def _restart_window(self, epoch: Epoch) -> None:
@@ -65,41 +78,45 @@ class Autopilot:
         self._began, self._due = None, epoch.drawn
 
     def _before_batch(self, epoch: Epoch) -> None:
-        if epoch.delivered < self._due or epoch is not self._epoch:
+        if epoch is not self._epoch:
             return
         if epoch.failure and not self.controller.failure:
             self.controller.fail(epoch.failure)
             self._report()
-        elif self._is_changing:
+        if epoch.delivered < self._due and not self._is_pause(epoch):
+            return
+        if self._is_changing:
             self._change(epoch)
         elif self._began is None:
             self._began, self._due = self._read(epoch), epoch.delivered + 1
         elif self._is_pause(epoch):
             self._restart_window(epoch)
         else:
-            self._look(epoch)
+            self._due = epoch.delivered + max(self.controller.settings.workers, 4)  # whole rounds of workers
+            if self._is_long(window := self._read(epoch).since(self._began)):
+                self._close_window(window)
+                self._before_batch(epoch)
 
     def _is_pause(self, epoch: Epoch) -> bool:
-        assert self._began is not None
-        steps = max(1.0, epoch.delivered - self._began.batches)
-        mean = (time.perf_counter() - self._began.seconds) / steps
-        return time.perf_counter() - epoch.returned_at > max(PAUSE_SECONDS, PAUSE_STEPS * mean)
+        pause = time.perf_counter() - epoch.returned_at
+        if pause < PAUSE_SECONDS or self._began is None:
+            return False
+        window = self._read(epoch).since(self._began)
+        return pause * window.batches > PAUSE_STEPS * window.seconds
 
-    def _look(self, epoch: Epoch) -> None:
-        """Close the window if it is long enough, and change the workers if the controller asks for it."""
-        assert self._began is not None
-        self._due = epoch.delivered + max(self.controller.settings.workers, 4)  # whole rounds of workers
-        seconds, batches = time.perf_counter() - self._began.seconds, epoch.delivered - self._began.batches
+    def _is_long(self, window: Window) -> bool:
         least = WATCH_SECONDS if self.controller.has_converged else WINDOW_SECONDS
-        is_long = seconds >= least and batches >= ROUNDS * max(1, self.controller.settings.workers)
-        if not is_long and seconds < max(least, MAX_WINDOW_SECONDS):
-            return
-        window, before = self._read(epoch).since(self._began), self.controller.settings
+        is_enough = window.batches >= ROUNDS * max(1, self.controller.settings.workers)
+        return window.seconds >= (least if is_enough else max(least, MAX_WINDOW_SECONDS))
+
+    def _close_window(self, window: Window) -> None:
+        """Let the controller decide by a window; it may ask for a change."""
+        before, self._began = self.controller.settings, None
         self._limits.measure_workers()
-        self._began = None
         self._is_changing = self.controller.add(window) != before
-        if self._is_changing:
-            self._change(epoch)
+        if self._on_stats is not None:
+            rates = {"data/batches_per_second": window.rate, "data/wait_share": window.wait_share}
+            self._on_stats(rates | {"data/num_workers": before.workers})
         if self.controller.has_converged:
             self._report()
 
@@ -109,14 +126,16 @@ class Autopilot:
             self._restart_window(epoch)
 
     def _read(self, epoch: Epoch) -> Window:
-        counts = self._counters.total(epoch.started_workers)
-        return Window(epoch.delivered, time.perf_counter(), epoch.wait_seconds, time.process_time(), *counts)
+        counts = self._counters.total()
+        now = Window(epoch.delivered, time.perf_counter(), epoch.wait_seconds, time.process_time(), *counts)
+        return now.since(self._offset)
 
     def _after_epoch(self, epoch: Epoch, is_whole: bool) -> None:
         if epoch.kept is not None:
             self._kept.append(epoch.kept)
         if epoch is self._epoch:
-            self._epoch = None
+            before, self._total = self._total, self._read(epoch)
+            self._epoch, self._epoch_seconds = None, self._total.seconds - before.seconds
 
     def _report(self) -> None:
         if not self._has_reported:

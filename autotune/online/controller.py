@@ -13,7 +13,11 @@ MAX_TRIES: Final = 6
 TIE_RATIO: Final = 0.98  # of the best rate, above which fewer workers are as good
 WORTHWHILE_GAIN: Final = 1.05  # predicted, to load in the training process
 MIN_WAIT_SHARE: Final = 0.05  # below it, more workers cannot help
-BUSY_SHARE: Final = 0.92  # of the CPUs, above which more workers cannot help
+BUSY_CPU_SHARE: Final = 0.92  # of the CPUs, above which more workers cannot help
+IDLE_SHARE: Final = 0.3  # of the time of the workers, below which more cannot help
+BLOCKED_SHARE: Final = 0.75  # of the time of the workers, below which the order of the batches delays them
+MAX_PREFETCH: Final = 4
+IN_MEMORY_SECONDS: Final = 1e-3  # of a batch, below which it may be loaded without workers though the user has some
 FEWER_RATIO: Final = 0.93  # of the best, which fewer workers are predicted to keep
 DRIFT_RATIO: Final = 0.9  # of the rate when it converged
 DRIFT_WAIT: Final = 0.05  # more of the time waiting than when it converged
@@ -56,34 +60,41 @@ class Controller:
             return self._watch(window, before)
         is_first = not self.windows
         self.windows[self.settings] = window
-        self.costs = BatchCosts.measure(window, self.costs)
+        self.costs = BatchCosts.measure(window) or self.costs
         best = max(one.rate for one in self.windows.values())
         good = [one for one, found in self.windows.items() if found.rate >= TIE_RATIO * best]
         chosen = min(good, key=lambda one: (one != self.own, one.workers, one.prefetch))
-        new = [] if len(self.windows) >= MAX_TRIES else self._propose(window, chosen, is_first)
+        new = [] if len(self.windows) >= MAX_TRIES else self._propose(chosen, is_first=is_first)
         new = [one for one in new if one not in self.windows]
         self.has_converged = not new
         self.settings = new[0] if new else chosen
         return self.settings
 
-    def _propose(self, window: Window, chosen: WorkerSettings, is_first: bool) -> list[WorkerSettings]:
-        """List settings to try, the most likely first."""
-        costs, (workers, prefetch), cpus = self.costs, self.settings, self._cpus
+    def _propose(self, chosen: WorkerSettings, *, is_first: bool) -> list[WorkerSettings]:
+        """List settings to try after those that are the best so far, the most likely first."""
+        costs, (workers, prefetch), cpus = self.costs, chosen, self._cpus
         if costs is None:
             return []
-        most, most_new = self._limit(prefetch, workers), self._limit(prefetch, 0)
-        tries = [costs.propose(cpus, most)] if is_first else []
-        is_largest = workers == max(one.workers for one in self.windows)
-        is_waiting, is_idle = window.wait_share > MIN_WAIT_SHARE, window.busy_cpus < BUSY_SHARE * cpus
-        if is_waiting and is_idle and is_largest and self.settings == chosen:
-            tries.append(min(most, math.ceil(1.3 * workers)))
-        fewer = math.floor(chosen.workers / 1.25)
-        if 0 < fewer <= most_new and costs.predict(fewer, cpus) > FEWER_RATIO * costs.predict(chosen.workers, cpus):
-            tries.append(fewer)
-        best = max(one.rate for one in self.windows.values())
-        if not self.own.workers and costs.predict(0, cpus) > WORTHWHILE_GAIN * best:
-            tries.append(0)
-        return [WorkerSettings(one, prefetch) for one in tries if one <= most]
+        window, tries = self.windows[chosen], list[WorkerSettings]()
+        running = self.settings.workers if self.settings.prefetch == prefetch else 0
+        most = self._limit(prefetch, running)
+        busy = window.worker_seconds / max(1e-9, workers * window.seconds)  # share of the workers' time
+        can_wait_less = window.wait_share > MIN_WAIT_SHARE and busy > IDLE_SHARE
+        if can_wait_less and window.busy_cpus < BUSY_CPU_SHARE * cpus:
+            if is_first:
+                tries.append(WorkerSettings(costs.propose(cpus, most), prefetch))
+            if busy < BLOCKED_SHARE and prefetch < MAX_PREFETCH and workers <= self._limit(2 * prefetch, 0):
+                tries.append(WorkerSettings(workers, 2 * prefetch))
+            if workers == max(one.workers for one in self.windows):
+                tries.append(WorkerSettings(min(most, math.ceil(1.3 * workers)), prefetch))
+        fewer = math.floor(workers / 1.25)
+        are_crowded = window.busy_cpus > BUSY_CPU_SHARE * cpus and workers > cpus  # then the model cannot tell
+        if fewer and (are_crowded or costs.predict(fewer, cpus) > FEWER_RATIO * costs.predict(workers, cpus)):
+            tries.append(WorkerSettings(min(fewer, self._limit(prefetch, 0)), prefetch))
+        is_cheap = not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
+        if is_cheap and costs.predict(0, cpus) > WORTHWHILE_GAIN * max(one.rate for one in self.windows.values()):
+            tries.append(WorkerSettings(0, prefetch))
+        return tries
 
     def _watch(self, window: Window, before: Window) -> WorkerSettings:
         """Compare a window with the one in which it converged; start again after two that are slower and wait more."""

@@ -9,6 +9,8 @@ because every slot is taken before it is at the head of the queue.
 from __future__ import annotations
 
 import gc
+import random
+import sys
 import threading
 import time
 import warnings
@@ -57,6 +59,7 @@ class WorkerGroup:
         self.pending, self.last, self.is_open = 0, -1, True  # batches under way; number of the last slot that it took
         self.loader: DataLoader[Any] | None = None
         self.iterator: Iterator[Any] | None = None
+        self.restore_random: Callable[[], object] = bool  # without workers: to the states before the last batch
 
     def __iter__(self) -> WorkerGroup:
         return self
@@ -65,6 +68,8 @@ class WorkerGroup:
         slot = self._planned.popleft() if self._planned else self._take(self)
         self.last, slot.group = slot.number, self
         self.pending += 1
+        if not self.settings.workers:
+            self.restore_random = _keep_random_states()
         return TimedIndices(slot.indices) if self.settings.workers else slot.indices
 
     def restart(self, take: Callable[[WorkerGroup], Slot]) -> None:
@@ -157,6 +162,8 @@ class Epoch:
                 raise StopIteration
             try:
                 batch = next(group.iterator)  # type: ignore[arg-type]  # a group with slots has an iterator
+                if inline is not None and self._own.workers:
+                    inline.restore_random()
             except StopIteration:  # of the sampler, if batches are loaded one by one in this process
                 raise
             except Exception as error:
@@ -278,6 +285,20 @@ class Epoch:
                 replacement.plan(slot)
         self._unassigned.clear()
         self._start(replacement)
+
+
+def _keep_random_states() -> Callable[[], object]:
+    """Return a function that undoes what loading a batch draws here; in workers it draws from states of their own."""
+    numpy = sys.modules.get("numpy.random")
+    states = random.getstate(), torch.get_rng_state(), numpy and numpy.get_state()
+
+    def restore() -> None:
+        random.setstate(states[0])
+        torch.set_rng_state(states[1])
+        if numpy:
+            numpy.set_state(states[2])
+
+    return restore
 
 
 def _ignore_death(iterator: Any) -> None:

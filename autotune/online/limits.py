@@ -14,6 +14,7 @@ from autotune.system.procfs import list_folder, read_smaps
 from autotune.units import parse_budget
 
 WORKER_BYTES: Final = 48 * 2**20  # of a worker whose memory is not known yet: torch 2.13 has 15 to 25 MiB when idle
+MEASURED_WORKERS: Final = 4  # reading the memory of one takes a millisecond or two
 SHM_SHARE: Final = 0.8  # of the free space of /dev/shm
 RESERVED_FILES: Final = 128
 FILES_PER_WORKER: Final = 8  # of queues, in the training process
@@ -45,7 +46,8 @@ class WorkerLimits:
 
     def measure_workers(self) -> None:
         """Take the private memory of running workers into account."""
-        private = [read_smaps(one.pid) for one in multiprocessing.active_children() if one.pid is not None]
+        workers = [one.pid for one in multiprocessing.active_children() if one.pid is not None]
+        private = [read_smaps(pid) for pid in workers[:: max(1, len(workers) // MEASURED_WORKERS)]]
         used = [one["Private_Dirty"] + one["Private_Clean"] for one in private]
         self._worker_bytes = max([self._worker_bytes, *used])
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 KNEE_SHARE: Final = 0.9  # of the upper bound, which the first proposal is to reach
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """A part of a training run with unchanged workers."""
 
-    batches: float
-    seconds: float
-    wait_seconds: float  # of the training loop for batches
-    main_cpu_seconds: float  # of the training process
+    batches: float = 0.0
+    seconds: float = 0.0
+    wait_seconds: float = 0.0  # of the training loop for batches
+    main_cpu_seconds: float = 0.0  # of the training process
     worker_batches: float = 0.0
     worker_seconds: float = 0.0  # from receiving the indices to the end of `collate_fn`
     worker_cpu_seconds: float = 0.0
 
     def since(self, start: Window) -> Window:
         """Return the part after an earlier reading of the same counts."""
-        return Window(**{one.name: getattr(self, one.name) - getattr(start, one.name) for one in fields(self)})
+        return Window(*(now - then for now, then in zip(self, start, strict=True)))
 
     @property
     def rate(self) -> float:
@@ -50,14 +49,14 @@ class BatchCosts:
     step: float  # between the delivery of a batch and the request of the next one
 
     @classmethod
-    def measure(cls, window: Window, earlier: BatchCosts | None = None) -> BatchCosts | None:
-        """Return the costs in a window; without batches of workers, those of loading are as in an `earlier` window."""
+    def measure(cls, window: Window) -> BatchCosts | None:
+        """Return the costs in a window; None without batches of workers."""
+        if not window.worker_batches:
+            return None
         step = max(1e-9, window.seconds - window.wait_seconds) / window.batches
         main_cpu = window.main_cpu_seconds / window.batches
-        if window.worker_batches:
-            cpu = min(window.worker_cpu_seconds, window.worker_seconds) / window.worker_batches
-            return cls(window.worker_seconds / window.worker_batches - cpu, cpu, main_cpu, step)
-        return earlier and cls(earlier.waiting, earlier.worker_cpu, main_cpu, step)
+        cpu = min(window.worker_cpu_seconds, window.worker_seconds) / window.worker_batches
+        return cls(window.worker_seconds / window.worker_batches - cpu, cpu, main_cpu, step)
 
     def predict(self, workers: int, cpus: float) -> float:
         """Predict batches per second; workers wait independently and share the CPUs with the training process.

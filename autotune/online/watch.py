@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from autotune.config import Interval
-from autotune.online.autopilot import print_sentence
+from autotune.online.autopilot import Stats, print_sentence
 from autotune.profiles.load import select_profile
 
 STATS_SECONDS: Final = 10.0
 MIN_SLOW_SECONDS: Final = 30.0  # of windows in a row, before a sentence is printed
 MIN_SLOW_STEPS: Final = 20
 MAX_WAIT_SHARE: Final = 0.1
-
-Stats = dict[str, float]
 
 
 class WatchedLoader:

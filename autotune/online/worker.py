@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch.utils.data._utils.worker as torch_worker
 
-MAX_WORKERS: Final = 4096  # of all groups of an epoch; later ones share the counters of earlier ones
+MAX_WORKERS: Final = 1024  # of all groups of an epoch; later ones share the counters of earlier ones
 _FIELDS: Final = 3  # batches, their seconds, and their CPU seconds
 
 
@@ -34,9 +34,9 @@ class WorkerCounters:
         self._values[first + 2] += cpu_seconds
         self._values[first] += 1
 
-    def total(self, workers: int) -> tuple[float, float, float]:
-        """Return the batches of the first `workers` workers, their seconds, and their CPU seconds."""
-        values = self._values[: min(workers, MAX_WORKERS) * _FIELDS]
+    def total(self) -> tuple[float, float, float]:
+        """Return the batches of all workers, their seconds, and their CPU seconds."""
+        values = self._values[:]
         return sum(values[::_FIELDS]), sum(values[1::_FIELDS]), sum(values[2::_FIELDS])
 
 

@@ -93,7 +93,9 @@ def terminate(pid: int) -> None:
     os.kill(pid, signal.SIGTERM)
 
 
-SEARCH = make_command("--trials", "40", "--sampler", "random")
+SEARCH = make_command(  # a waiting dataset is far from the upper bound, at which a search ends
+    "--trials", "40", "--sampler", "random", dataset="tests.misbehaving:make_waiting"
+)
 IN_BACKGROUND = ["sh", "-c", 'trap "" INT && exec "$@"', "sh", *SEARCH]  # as a shell without job control starts it
 
 

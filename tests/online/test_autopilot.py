@@ -85,6 +85,23 @@ def converge(seconds: float) -> Any:
     raise AssertionError("the epoch has ended")
 
 
+def test_epochs_shorter_than_a_window_are_tuned_too() -> None:
+    loader: Any = autopilot(DataLoader(Waiting(0.004, 320), 8), None, quiet=True)
+    for _ in range(60):
+        assert sum(len(batch) for batch in loader) == 320
+        if loader.autopilot_state.controller.settings.workers > 2:
+            return
+    raise AssertionError("no workers were added in 60 epochs")
+
+
+def test_on_stats_gets_the_numbers_of_each_window() -> None:
+    found = list[dict[str, float]]()
+    loader = autopilot(DataLoader(Waiting(0.004, 4000), 8), None, max_workers=2, on_stats=found.append, quiet=True)
+    list(loader)
+    assert [one["data/num_workers"] for one in found[:2]] == [1, 2]
+    assert all(one["data/batches_per_second"] > 0 and 0 < one["data/wait_share"] <= 1 for one in found)
+
+
 def test_the_result_is_saved_and_the_next_run_starts_with_it() -> None:
     first = converge(0.004)
     profile = select_profile(Path("dltune.json"))

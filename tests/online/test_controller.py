@@ -73,7 +73,7 @@ def test_samples_in_memory_end_without_workers() -> None:
     while not controller.has_converged:
         workers = controller.settings.workers
         window = simulate(transferred if workers else in_process, workers, noise)
-        controller.add(replace(window, wait_seconds=0.9 * window.seconds))
+        controller.add(window._replace(wait_seconds=0.9 * window.seconds))
     assert controller.settings.workers == 0
 
 

@@ -100,6 +100,15 @@ def indices_of(batches: list[Any]) -> list[list[int]]:
     return [torch.as_tensor(indices).flatten().tolist() for indices, _ in batches]
 
 
+def test_loading_without_workers_draws_nothing_from_the_states_of_a_training_with_workers() -> None:
+    torch.manual_seed(5)
+    plain = [indices_of(list(make_loader(2))) for _ in range(2)]
+    state = torch.get_rng_state()
+    torch.manual_seed(5)
+    found = [indices_of(run(make_loader(2), WorkerSettings(0, 2))[0]) for _ in range(2)]
+    assert (found, torch.equal(torch.get_rng_state(), state)) == (plain, True)
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("name", LOADERS)
 def test_an_unchanged_epoch_is_bit_identical_to_that_of_the_plain_loader(name: str, workers: int) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.online.watch import Stats, WatchedLoader, watch
+from autotune.online.autopilot import Stats
+from autotune.online.watch import WatchedLoader, watch
 from autotune.profiles.store import save_profile
 from tests.builders import make_profile
 

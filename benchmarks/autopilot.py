@@ -1,0 +1,250 @@
+"""Measures the autopilot in training runs of their own processes, beside plain loaders, alternating.
+
+    python -m benchmarks.autopilot [--parts start choice keep overhead] [--only NAME ...] [--results FILE]
+
+start: the tutorial workload from 0, 2, 12 and 24 workers, against the best number of a grid.
+choice: workloads from 2 workers, against dltune's choice in trials (from the results of `benchmarks.suite`).
+keep: workloads from that choice, against the same loader without the autopilot.
+overhead: seconds that the settled autopilot adds to a batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, Final
+
+import torch
+from pydantic import TypeAdapter
+from torch.utils.data import DataLoader, IterableDataset
+
+import autotune
+from autotune.config import FrozenModel
+from benchmarks.online_training import OnlineJob, OnlineRun, train_online
+from benchmarks.suite import WorkloadResult
+from benchmarks.tables import format_table, say
+from benchmarks.workloads.catalogue import find_workload
+
+OFFLINE: Final = Path("benchmarks/results/2026-11-23.json")
+RESULTS: Final = Path("benchmarks/results/autopilot.json")
+PARTS: Final = ("start", "choice", "keep", "overhead")
+STARTS: Final = (0, 2, 12, 24)
+GRID: Final = (2, 8, 12, 14, 16, 20, 24)
+LATE: Final = 0.6  # the last 40% of a run
+START_SECONDS: Final = 90.0
+CHOICE_SECONDS: Final = 60.0
+PLAIN_SECONDS: Final = 15.0
+KEEP_SECONDS: Final = 20.0
+ROUNDS: Final = 3
+EPOCH_SECONDS: Final = 20.0  # at the settings that trials chose
+KEEP_EPOCH_SECONDS: Final = 5.0
+OVERHEAD_BATCHES: Final = 3000
+OVERHEAD_ROUNDS: Final = 9
+
+
+class Case(FrozenModel):
+    """One comparison.
+
+    Attributes:
+        part: The part of the benchmark.
+        workload: Name of the workload.
+        start: Workers at the start.
+        end: Workers at the end.
+        settled_seconds: Time until the autopilot settled.
+        settled_batches: Batches until then.
+        rate: Batches per second: of the last 40% (of the whole run in the part `keep`), of each run.
+        whole_rate: Batches per second of the first minute.
+        plain_rate: Of the plain loader with the best settings, of each run.
+        longest_waits: After each change, the longest wait over the longest of the 40 before, forks not counted.
+        timeline: Batches in each second of the run.
+    """
+
+    part: str
+    workload: str
+    start: int
+    end: int
+    settled_seconds: float | None
+    settled_batches: int | None
+    rate: tuple[float, ...]
+    whole_rate: float
+    plain_rate: tuple[float, ...]
+    longest_waits: tuple[float, ...]
+    timeline: tuple[int, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """The rate over that of the plain loader, medians."""
+        return statistics.median(self.rate) / statistics.median(self.plain_rate)
+
+
+def measure_start(offline: dict[str, WorkloadResult]) -> list[Case]:
+    """Compare runs from several numbers of workers with the best of a grid."""
+    name = "tutorial"
+    batches = round(EPOCH_SECONDS * offline_rate(offline[name]))
+    rates: dict[int, list[float]] = {}
+    for _ in range(2):
+        for workers in GRID:
+            job = OnlineJob(
+                workload=name, workers=workers, is_tuned=False, seconds=PLAIN_SECONDS, epoch_batches=batches
+            )
+            rates.setdefault(workers, []).append(train_online(job).rate())
+    best = max(rates, key=lambda workers: statistics.median(rates[workers]))
+    say(f"{name}: grid " + ", ".join(f"{workers}: {statistics.median(found):.1f}" for workers, found in rates.items()))
+    cases = []
+    for start in STARTS:
+        job = OnlineJob(workload=name, workers=start, is_tuned=True, seconds=START_SECONDS, epoch_batches=batches)
+        cases.append(show(make_case("start", name, start, [train_online(job)], rates[best], LATE)))
+    return cases
+
+
+def measure_choice(offline: dict[str, WorkloadResult], name: str) -> Case:
+    """Compare a run from 2 workers with a plain one with the settings that trials chose."""
+    found, batches = offline[name], round(EPOCH_SECONDS * offline_rate(offline[name]))
+    tuned = OnlineJob(workload=name, workers=2, is_tuned=True, seconds=CHOICE_SECONDS, epoch_batches=batches)
+    plain = make_plain(found, batches, PLAIN_SECONDS)
+    before, run, after = train_online(plain), train_online(tuned), train_online(plain)
+    return show(make_case("choice", name, 2, [run], [before.rate(0.1), after.rate(0.1)], LATE))
+
+
+def measure_keep(offline: dict[str, WorkloadResult], name: str) -> Case:
+    """Compare whole runs from the settings that trials chose with plain ones, alternating."""
+    plain = make_plain(offline[name], round(KEEP_EPOCH_SECONDS * offline_rate(offline[name])), KEEP_SECONDS)
+    tuned = plain.model_copy(update={"is_tuned": True})
+    runs, rates = list[OnlineRun](), list[float]()
+    for number in range(ROUNDS):
+        for job in ((plain, tuned), (tuned, plain))[number % 2]:
+            run = train_online(job)
+            if job.is_tuned:
+                runs.append(run)
+            else:
+                rates.append(run.rate())
+    return show(make_case("keep", name, plain.workers, runs, rates, 0.0))
+
+
+def offline_rate(found: WorkloadResult) -> float:
+    """Return batches per second of dltune's choice in whole runs."""
+    return (found.rate("dltune") or 1.0) / (found.measured[0].config.dataloader.batch_size or 1)
+
+
+def make_plain(found: WorkloadResult, epoch_batches: int, seconds: float) -> OnlineJob:
+    """Return a run of a plain loader with the settings that trials chose."""
+    chosen = next(one.config.dataloader for one in found.measured if "dltune" in one.labels)
+    return OnlineJob(
+        workload=found.workload,
+        workers=chosen.num_workers,
+        prefetch=chosen.prefetch_factor or 2,
+        is_tuned=False,
+        seconds=seconds,
+        epoch_batches=epoch_batches,
+    )
+
+
+def make_case(part: str, name: str, start: int, runs: list[OnlineRun], plain: list[float], late: float) -> Case:
+    """Sum up the runs of a comparison."""
+    run = runs[0]
+    return Case(
+        part=part,
+        workload=name,
+        start=start,
+        end=run.workers,
+        settled_seconds=run.settled_seconds,
+        settled_batches=run.settled_at,
+        rate=tuple(one.rate(late) for one in runs),
+        whole_rate=run.rate(0.0, min(1.0, 60.0 / run.ends[-1])),
+        plain_rate=tuple(plain),
+        longest_waits=tuple(ratio for one in runs for ratio in one.longest_waits),
+        timeline=tuple(sum(second <= one < second + 1 for one in run.ends) for second in range(int(run.ends[-1]))),
+    )
+
+
+def measure_overhead() -> float:
+    """Return the seconds that the autopilot adds to a batch while nothing changes, the median of alternating epochs."""
+    samples: Any = torch.zeros(OVERHEAD_BATCHES)
+
+    def train(*, is_tuned: bool) -> float:
+        loader: Any = DataLoader(samples, batch_size=1, num_workers=1)
+        if is_tuned:
+            autotune.autopilot(loader, None, quiet=True)
+            iter(loader)  # makes its state
+            loader.autopilot_state.controller.has_converged = True
+        began = time.perf_counter()
+        for _ in loader:
+            pass
+        return (time.perf_counter() - began) / OVERHEAD_BATCHES
+
+    return statistics.median(train(is_tuned=True) - train(is_tuned=False) for _ in range(OVERHEAD_ROUNDS))
+
+
+def show(case: Case) -> Case:
+    """Print a comparison when it is measured."""
+    settled = "-" if case.settled_seconds is None else f"{case.settled_seconds:.1f} s, {case.settled_batches} batches"
+    say(
+        f"{case.part:<7}{case.workload:<13}{case.start} -> {case.end} workers  settled {settled}  "
+        f"rate {statistics.median(case.rate):.1f} of {statistics.median(case.plain_rate):.1f}: {case.share:.1%}"
+    )
+    return case
+
+
+def format_cases(cases: Sequence[Case]) -> str:
+    """Return the tables of all comparisons."""
+    rows = []
+    for one in cases:
+        plain = statistics.median(one.plain_rate)
+        rows.append(
+            (
+                one.part,
+                one.workload,
+                f"{one.start} -> {one.end}",
+                "-" if one.settled_seconds is None else f"{one.settled_seconds:.1f} s",
+                "-" if one.settled_batches is None else f"{one.settled_batches}",
+                f"{statistics.median(one.rate):.1f}",
+                f"{plain:.1f}",
+                f"{one.share:.1%}",
+                f"{one.whole_rate / plain:.1%}",
+                f"{max(one.longest_waits):.2f}" if one.longest_waits else "-",
+            )
+        )
+    head = ("part", "workload", "workers", "settled", "batches", "batches/s", "plain", "share", "minute", "wait ratio")
+    lines = [format_table(head, rows), ""]
+    for part in PARTS:
+        if shares := [one.share for one in cases if one.part == part]:
+            lines.append(f"{part}: median {statistics.median(shares):.1%}, worst {min(shares):.1%}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure the parts of the command line, store each result, and print the tables."""
+    offline = {one.workload: one for one in TypeAdapter(tuple[WorkloadResult, ...]).validate_json(OFFLINE.read_bytes())}
+    names = [name for name in offline if not isinstance(resolve_name(find_workload(name).dataset)(), IterableDataset)]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--results", type=Path, default=RESULTS, help=f"file of the results ({RESULTS})")
+    given = parser.parse_args()
+    stored, cases = TypeAdapter(tuple[Case, ...]), dict[tuple[str, str, int], Case]()
+    if given.results.exists():
+        cases = {(one.part, one.workload, one.start): one for one in stored.validate_json(given.results.read_bytes())}
+
+    def keep(found: Iterable[Case]) -> None:
+        cases.update({(one.part, one.workload, one.start): one for one in found})
+        given.results.write_bytes(stored.dump_json(tuple(cases.values()), indent=1))
+
+    if "start" in given.parts:
+        keep(measure_start(offline))
+    for name in given.only:
+        if "choice" in given.parts:
+            keep([measure_choice(offline, name)])
+    for name in given.only:
+        if "keep" in given.parts:
+            keep([measure_keep(offline, name)])
+    print(format_cases(tuple(cases.values())))
+    if "overhead" in given.parts:
+        print(f"overhead: {1e6 * measure_overhead():.1f} us a batch")
+
+
+if __name__ == "__main__":
+    main()
