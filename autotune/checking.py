@@ -104,7 +104,7 @@ def check(
     file, progress, machine = Path(path), progress or ProgressListener(), read_machine()
     chosen = select_profile(file, profile, machine)
     age = compare_age(chosen.created_at, datetime.now(UTC), max_age_seconds)
-    if not quick and not with_workload:
+    if not quick and (chosen.is_from_training or not with_workload):
         here = describe_local_hardware(machine, chosen.hardware)
         return _conclude(chosen, [*compare((chosen.hardware, here), (chosen.software, read_software(chosen))), *age])
     warn_if_others_can_write(file)

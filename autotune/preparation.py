@@ -48,8 +48,23 @@ def find_stored(request: TuningRequest, machine: MachineProfile, *, validated: b
     return None
 
 
+def find_training_run(plan: Plan) -> TunedProfile | None:
+    """Find a training run with as many samples on this class of machine; its workers are tried first."""
+    for one in read_profiles(Path(plan.request.output)):
+        is_like_this = (
+            one.workload.samples == plan.workload.samples and one.machine_class == plan.hardware.machine_class
+        )
+        if one.is_from_training and is_like_this:
+            return one
+    return None
+
+
 def rebuild_request(profile: TunedProfile, output: str) -> TuningRequest:
     """Return the request that a profile was tuned with, for another run in the current folder."""
+    if profile.is_from_training:
+        raise ProfileError(
+            f"Profile {profile.id} was measured in a training run. Train again with dltune run or autotune.autopilot."
+        )
     try:
         return TuningRequest.model_validate(profile.request | {"output": output})
     except ValidationError as error:

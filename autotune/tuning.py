@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from autotune.config import LoaderConfig
 from autotune.errors import DltuneError, OutputError, ProfileError, ResultNotSavedError, UsageError
-from autotune.preparation import check_request, find_stored, prepare_run
+from autotune.preparation import check_request, find_stored, find_training_run, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.profiles.store import format_file, save_profile
 from autotune.progress import ProgressListener
@@ -95,6 +95,7 @@ def tune(
         plan = prepare_run(request, machine or read_machine(), workload, runner, progress, time_budget)
         measure = time_budget.timed(raise_on_lost_device(run_trial or runner.run))
         unfinished = None if request.fresh else find_stored(request, plan.machine, validated=False)
+        earlier = earlier or find_training_run(plan)
         found = Search(plan, measure, progress, time_budget.allows_trial, earlier, unfinished).run()
         time_budget.begin_phase("validation")
         validation = Validation(CandidateRuns(plan.baseline))

@@ -12,6 +12,7 @@ from collections.abc import Sequence, Sized
 from pkgutil import resolve_name
 from typing import Any, Final
 
+from pydantic import Field
 from torch.utils.data import DataLoader, Dataset
 
 import autotune
@@ -80,6 +81,7 @@ class OnlineRun(FrozenModel):
         waits: Seconds in which the loop waited for each batch.
         changes: Changes of the workers.
         settled_at: Batches until the autopilot settled; None if it did not.
+        window_rates: Batches per second in the window of each number of workers that was tried.
         workers: `num_workers` at the end.
         prefetch: `prefetch_factor` at the end.
     """
@@ -88,6 +90,7 @@ class OnlineRun(FrozenModel):
     waits: tuple[float, ...]
     changes: tuple[Change, ...] = ()
     settled_at: int | None = None
+    window_rates: dict[str, float] = Field(default_factory=dict)
     workers: int
     prefetch: int
 
@@ -148,23 +151,17 @@ def train(job: OnlineJob) -> OnlineRun:
             if job.is_tuned and settled_at is None and loader.autopilot_state.controller.has_converged:
                 settled_at = len(ends)
         del iterator
-    final = WorkerSettings(job.workers, job.prefetch)
+    final, rates = WorkerSettings(job.workers, job.prefetch), dict[str, float]()
     if job.is_tuned:
-        final = loader.autopilot_state.controller.settings
         controller = loader.autopilot_state.controller
-        for key, w in controller.windows.items():
-            print(
-                "   ",
-                tuple(key),
-                f"rate {w.rate:.1f} wait {w.wait_share:.2f} cpus {w.busy_cpus:.2f} blocked {w.worker_seconds / max(1, key.workers) / w.seconds:.2f} secs {w.seconds:.1f}",
-                file=sys.stderr,
-            )
-        print("   ", controller.costs, file=sys.stderr)
+        final, windows = controller.settings, controller.windows
+        rates = {f"w={one.workers} pf={one.prefetch}": window.rate for one, window in windows.items()}
     return OnlineRun(
         ends=tuple(ends),
         waits=tuple(waits),
         changes=tuple(changes),
         settled_at=settled_at,
+        window_rates=rates,
         workers=final.workers,
         prefetch=final.prefetch,
     )

@@ -48,6 +48,7 @@ class Autopilot:
         self._kept: list[WorkerGroup] = []  # persistent workers between two epochs
         self._total = self._offset = Window()  # counts at the end of the epoch before; what to subtract in this one
         self._began: Window | None = None  # counts at the start of the window
+        self._drift = ""  # what to say of it when it has converged again
         self._due, self._has_reported, self._is_changing, self._epoch_seconds = 0, False, False, 0.0
         weakref.finalize(loader, _end_all, self._kept)
 
@@ -111,13 +112,17 @@ class Autopilot:
 
     def _close_window(self, window: Window) -> None:
         """Let the controller decide by a window; it may ask for a change."""
-        before, self._began = self.controller.settings, None
+        controller, self._began = self.controller, None
+        before, last, drifts = controller.settings, controller.final_window, controller.drifts
         self._limits.measure_workers()
-        self._is_changing = self.controller.add(window) != before
+        self._is_changing = controller.add(window) != before
+        if last is not None and controller.drifts > drifts:
+            self._drift = f"training slowed from {last.rate:.3g} to {window.rate:.3g} batches/s; "
+            self._has_reported = False
         if self._on_stats is not None:
             rates = {"data/batches_per_second": window.rate, "data/wait_share": window.wait_share}
             self._on_stats(rates | {"data/num_workers": before.workers})
-        if self.controller.has_converged:
+        if controller.has_converged:
             self._report()
 
     def _change(self, epoch: Epoch) -> None:
@@ -140,7 +145,7 @@ class Autopilot:
     def _report(self) -> None:
         if not self._has_reported:
             self._has_reported = True
-            self._show(self.describe())
+            self._show(self._drift + self.describe())
             if self._save is not None and (loader := self._loader()) is not None:
                 try:
                     self._save(loader, self.controller, time.perf_counter() - self._started)
@@ -156,15 +161,12 @@ class Autopilot:
         now = controller.final_window
         if now is None:
             return f"has not converged; num_workers={workers} at the end."
-        then = controller.windows.get(controller.own)
-        rate = then.rate if then else controller.costs.predict(own, self._limits.cpus) if controller.costs else 0.0
         if controller.settings == controller.own:
             return f"num_workers={own} stays: {now.rate:.3g} batches/s, waits {now.wait_share:.0%} of the time."
-        was = "was" if then else "about"
-        waits = f" ({then.wait_share:.0%} before)" if then else ""
+        then, about = controller.own_window or now, "" if controller.own in controller.windows else "about "
         return (
-            f"num_workers={workers} instead of {own}: {now.rate:.3g} batches/s, {was} {rate:.3g} before; waits "
-            f"{now.wait_share:.0%} of the time{waits}."
+            f"num_workers={workers} instead of {own}: {now.rate:.3g} batches/s, {about}{then.rate:.3g} before; waits "
+            f"{now.wait_share:.0%} of the time ({about}{then.wait_share:.0%} before)."
         )
 
 

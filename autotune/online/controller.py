@@ -38,17 +38,25 @@ class Controller:
     def __init__(
         self, own: WorkerSettings, start: WorkerSettings, cpus: float, limit: Callable[[int, int], int]
     ) -> None:
-        self.own, self.settings, self._cpus, self._limit = own, start, cpus, limit
+        self.own, self.settings, self.cpus, self._limit = own, start, cpus, limit
         self.windows: dict[WorkerSettings, Window] = {}
         self.costs: BatchCosts | None = None
         self.has_converged = False
         self.failure = ""
-        self._low_windows, self._drifts = 0, 0
+        self._low_windows, self.drifts = 0, 0
 
     @property
     def final_window(self) -> Window | None:
         """The window of the settings that it stays with; None while it tries others."""
         return self.windows.get(self.settings) if self.has_converged else None
+
+    @property
+    def own_window(self) -> Window | None:
+        """The window of the user's settings; predicted if they were not measured, None if that is not possible."""
+        if self.own in self.windows or self.costs is None:
+            return self.windows.get(self.own)
+        rate = self.costs.predict(self.own.workers, self.cpus)
+        return Window(batches=rate, seconds=1.0, wait_seconds=1.0 - rate * self.costs.step)
 
     def fail(self, reason: str) -> None:
         """Return to the user's settings, and try no others: added workers failed."""
@@ -72,7 +80,7 @@ class Controller:
 
     def _propose(self, chosen: WorkerSettings, *, is_first: bool) -> list[WorkerSettings]:
         """List settings to try after those that are the best so far, the most likely first."""
-        costs, (workers, prefetch), cpus = self.costs, chosen, self._cpus
+        costs, (workers, prefetch), cpus = self.costs, chosen, self.cpus
         if costs is None:
             return []
         window, tries = self.windows[chosen], list[WorkerSettings]()
@@ -100,8 +108,8 @@ class Controller:
         """Compare a window with the one in which it converged; start again after two that are slower and wait more."""
         is_low = window.rate < DRIFT_RATIO * before.rate and window.wait_share > before.wait_share + DRIFT_WAIT
         self._low_windows = self._low_windows + 1 if is_low else 0
-        if self._low_windows == 2 and self._drifts < MAX_DRIFTS and not self.failure:
+        if self._low_windows == 2 and self.drifts < MAX_DRIFTS and not self.failure:
             self.windows, self.has_converged = {}, False
-            self._low_windows, self._drifts = 0, self._drifts + 1
+            self._low_windows, self.drifts = 0, self.drifts + 1
             return self.add(window)
         return self.settings

@@ -11,6 +11,7 @@ import torch
 import torch.version
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.online.controller import BUSY_CPU_SHARE, Controller
 from autotune.online.epoch import WorkerSettings
 from autotune.profiles.schema import (
     Baseline,
@@ -29,10 +30,8 @@ from autotune.system.software import read_software
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from autotune.online.controller import Controller
     from autotune.online.model import Window
 
-SAMPLER: Final = "training"  # in place of the sampler of a search: the settings were measured in a training run
 COMPUTE_BOUND_WAIT_SHARE: Final = 0.1
 
 
@@ -40,7 +39,7 @@ def find_start(path: Path, loader: DataLoader[Any], processes: int) -> WorkerSet
     """Return the settings that an earlier training run with this dataset and machine ended with; None without one."""
     workload, hardware = identify(loader, processes), read_hardware()
     for one in read_profiles(path):
-        if one.search.sampler == SAMPLER and one.workload.id == workload.id and one.hardware == hardware:
+        if one.is_from_training and one.workload.id == workload.id and one.hardware == hardware:
             return WorkerSettings(one.dataloader.num_workers, one.dataloader.prefetch_factor or 2)
     return None
 
@@ -72,13 +71,13 @@ def save_result(path: Path, loader: DataLoader[Any], controller: Controller, sec
     final = controller.final_window
     if final is None or os.environ.get("LOCAL_RANK", "0") != "0":
         return
-    size, own = loader.batch_size or 1, controller.windows.get(controller.own)
+    size, own = loader.batch_size or 1, controller.own_window
     config, machine = _configure(loader, controller.settings), read_machine()
     baseline = None
     if own is not None:
         baseline = Baseline(
             config=_configure(loader, controller.own),
-            description="your DataLoader's settings",
+            description="your settings" + " (predicted)" * (controller.own not in controller.windows),
             samples_per_second=own.rate * size,
             wait_share=own.wait_share,
             bottleneck=find_bottleneck(own, controller),
@@ -122,7 +121,7 @@ def save_result(path: Path, loader: DataLoader[Any], controller: Controller, sec
         budgets=limits,
         search=SearchRecord(
             trials=trials,
-            sampler=SAMPLER,
+            sampler="training",
             seed=0,
             seconds=seconds,
             stop_reason="measured in a training run",
@@ -152,4 +151,5 @@ def find_bottleneck(window: Window, controller: Controller) -> Bottleneck:
     """Return what limits a window: the step, the CPUs that load, or the time that samples wait."""
     if window.wait_share < COMPUTE_BOUND_WAIT_SHARE or controller.costs is None:
         return "step"
-    return "cpu" if controller.costs.worker_cpu >= controller.costs.waiting else "io"
+    is_busy = window.busy_cpus > BUSY_CPU_SHARE * controller.cpus
+    return "cpu" if is_busy or controller.costs.worker_cpu >= controller.costs.waiting else "io"

@@ -154,7 +154,7 @@ class SearchRecord(FrozenModel):
     """How the configuration was found."""
 
     trials: tuple[TrialSummary, ...] = ()
-    sampler: str  # `model`, or the name of one of Optuna's samplers
+    sampler: str  # `model`, the name of one of Optuna's samplers, or `training` if a training run was measured
     seed: BoundedCount
     seconds: BoundedSeconds  # of the whole run
     phase_seconds: dict[Phase, BoundedSeconds] = Field(default_factory=dict)
@@ -191,6 +191,11 @@ class TunedProfile(Configured):
     def id(self) -> str:
         """Identifier of the profile: machine class and workload."""
         return f"{self.machine_class}/{self.workload_id}"
+
+    @property
+    def is_from_training(self) -> bool:
+        """Whether it was measured in a training run, by the autopilot."""
+        return self.search.sampler == "training"
 
     @property
     def is_validated(self) -> bool:

@@ -62,7 +62,8 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
         speedup = f"{_factor(result.speedup)} faster"
         headline = f"{speedup}: {number(base.samples_per_second)} → {rate}"
         throughput += f", {speedup} than {base.description}{_interval(result.speedup_ci95, _factor)}"
-    evidence = f"Validated in {result.validation_runs} alternating runs." if profile.is_validated else "Not validated."
+    evidence = "Measured in a training run." if profile.is_from_training else "Not validated."
+    evidence = f"Validated in {result.validation_runs} alternating runs." if profile.is_validated else evidence
     evidence += "" if profile.is_complete else " Interrupted: the same command continues, unless it has --fresh."
     measured = (("before", base), ("after", result)) if base else (("now", result),)
     bottlenecks = dict.fromkeys(BOTTLENECKS[one.bottleneck] for _, one in measured)
@@ -118,7 +119,7 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
 
     rate, bound, waits = result.samples_per_second, result.upper_bound_samples_per_second, result.batch_waits
     copied, copy_bound = result.copy_bytes_per_second, result.copy_bound_bytes_per_second
-    together = profile.workload.nproc_per_node * rate
+    together, epochs = profile.workload.nproc_per_node * rate, not profile.is_from_training
     quantiles = () if waits is None else (("median", waits.p50), ("95th percentile", waits.p95), ("99th", waits.p99))
     peaks = (
         ("Peak host memory", result.peak_host_bytes, budgets.memory_bytes),
@@ -126,7 +127,7 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
         ("Peak GPU memory", result.peak_gpu_bytes, budgets.gpu_bytes or 0),
     )
     metrics = (
-        ("Throughput", f"{number(rate)} samples/s in a training run of {result.epochs} epochs"),
+        ("Throughput", f"{number(rate)} samples/s in a training run" + f" of {result.epochs} epochs" * epochs),
         ("All processes", f"{number(together)} samples/s" if together > rate else ""),
         ("Waiting for data", f"{result.wait_share:.0%} of the time"),
         ("Wait for a batch", ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in quantiles)),
@@ -156,7 +157,7 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
         memory = (format_bytes(peak) if peak else "-" for peak in (one.peak_host_bytes, one.peak_shm_bytes))
         status = one.status.replace("_", " ") + ". recommended" * (one.config == profile.config)
         status += f". {one.reason}" if one.reason else ""
-        predicted = number(one.predicted_samples_per_second)
+        predicted = number(one.predicted_samples_per_second) if one.predicted_samples_per_second else "-"
         rows.append((str(one.number), describe_config(one.config), *measured, predicted, *memory, status))
     columns = ("Trial", "Configuration", "Samples/s", "±", "Predicted", "Memory", "/dev/shm", "Status")
     yield Table("All trials", columns, tuple(rows))
@@ -165,13 +166,14 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
     gpu = f"{machine.gpu_count}x {machine.gpu}" if machine.gpu else "no GPU"
     sizes = f"{format_bytes(machine.memory_limit_bytes)} RAM, {format_bytes(machine.shm_limit_bytes)} /dev/shm"
     samples = "samples" if workload.samples is None else f"{workload.samples:,} samples"
+    size = f" of {format_bytes(workload.sample_bytes)}" if workload.sample_bytes else ""
     phases = ", ".join(f"{phase} {format_seconds(seconds)}" for phase, seconds in search.phase_seconds.items())
     facts = (
         ("Machine", f"{machine.cpu or 'unknown CPU'}, {machine.usable_cpus:g} CPUs, {gpu}, {sizes}"),
         ("Software", f"dltune {software.dltune}, torch {software.torch}, Python {software.python}"),
-        ("Workload", f"{workload.title}: {samples} of {format_bytes(workload.sample_bytes)}, step {workload.step}"),
+        ("Workload", f"{workload.title}: {samples}{size}, step {workload.step}"),
         ("Search", f"{len(search.trials)} trials, sampler {search.sampler}, seed {search.seed}; {search.stop_reason}"),
-        ("Time", f"{format_seconds(search.seconds)} ({phases})"),
+        ("Time", format_seconds(search.seconds) + f" ({phases})" * bool(phases)),
     )
     yield Table("Run", ("Fact", "Value"), facts)
 

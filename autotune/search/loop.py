@@ -124,6 +124,9 @@ class Search:
         """Choose the first trials: the baseline, then those without workers; they share a child process."""
         plan, fewest, seeds = self._plan, self._check.fewest, choose_seeds(self._earlier, self._plan)
         baseline, *others = [plan.space.nearest(plan.baseline), *seeds] if seeds else plan.initial_configs()
+        if self._earlier is not None and self._earlier.is_from_training:
+            hint = plan.space.nearest(plan.default_variant(self._earlier.config))
+            others = [hint, *others] if not plan.describe_excess(hint) else others
         if plan.workload.worker_failure is not None and fewest is not None:  # workers are suspected
             others = [fewest, baseline, *others]
             baseline = min(others, key=lambda one: one.dataloader.num_workers)

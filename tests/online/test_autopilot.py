@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from autotune.checking import check
 from autotune.errors import UsageError
 from autotune.online.attach import autopilot
 from autotune.online.epoch import WorkerSettings
@@ -107,6 +108,9 @@ def test_the_result_is_saved_and_the_next_run_starts_with_it() -> None:
     profile = select_profile(Path("dltune.json"))
     assert profile.dataloader.num_workers == first.controller.settings.workers == 6
     assert (profile.search.sampler, profile.is_validated, profile.result.decision) == ("training", False, "faster")
+    assert profile.result.speedup is not None
+    assert profile.result.speedup > 3
+    assert check("dltune.json").is_valid
     made = load("dltune.json").make_loader(Waiting(), shuffle=True)
     assert (made.num_workers, made.batch_size) == (6, 8)
     assert next(iter(converge(0.004).controller.windows)) == WorkerSettings(6, 2)

@@ -83,6 +83,18 @@ def test_a_search_from_a_complete_result_measures_its_best_configurations_and_fe
     assert best_rate(again) == pytest.approx(best_rate(earlier) / 2, rel=0.02)
 
 
+def test_the_workers_of_a_training_run_are_tried_after_the_baseline() -> None:
+    measured = make_profile(
+        hardware=plan_on().hardware,
+        dataloader=make_config(7, 2, 32).dataloader,
+        search=make_search_record(sampler="training"),
+        request={},
+    )
+    formula = Formula()
+    run(formula, measured)
+    assert [config.dataloader.num_workers for config in formula.configs][:2] == [0, 7]
+
+
 def test_a_search_from_a_result_that_suits_no_more_finds_a_better_one() -> None:
     trials = [
         make_trial_summary(number, make_config(workers, 2, persistent_workers=True), samples_per_second=100.0 * workers)
@@ -139,3 +151,8 @@ def test_a_request_that_is_invalid_is_one_sentence() -> None:
     profile = make_profile(request={"workload": {"dataset": ""}})
     with pytest.raises(ProfileError, match=r"workload\.dataset"):
         rebuild_request(profile, "dltune.json")
+
+
+def test_the_profile_of_a_training_run_has_no_request_to_repeat() -> None:
+    with pytest.raises(ProfileError, match=r"measured in a training run\. Train again"):
+        rebuild_request(make_profile(search=make_search_record(sampler="training"), request={}), "dltune.json")
