@@ -14,6 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final
@@ -33,7 +34,7 @@ OFFLINE: Final = Path("benchmarks/results/2026-11-23.json")
 RESULTS: Final = Path("benchmarks/results/autopilot.json")
 PARTS: Final = ("start", "choice", "keep", "overhead")
 STARTS: Final = (0, 2, 12, 24)
-GRID: Final = (2, 8, 12, 14, 16, 20, 24)
+GRID: Final = (0, 2, 8, 12, 14, 16, 20, 24)
 LATE: Final = 0.6  # the last 40% of a run
 START_SECONDS: Final = 90.0
 CHOICE_SECONDS: Final = 60.0
@@ -52,6 +53,7 @@ class Case(FrozenModel):
     Attributes:
         part: The part of the benchmark.
         workload: Name of the workload.
+        date: End of the measurement, UTC.
         start: Workers at the start.
         end: Workers at the end.
         settled_seconds: Time until the autopilot settled.
@@ -59,12 +61,14 @@ class Case(FrozenModel):
         rate: Batches per second: of the last 40% (of the whole run in the part `keep`), of each run.
         whole_rate: Batches per second of the first minute.
         plain_rate: Of the plain loader with the best settings, of each run.
+        default_rate: Of the plain loader without workers; None if it was not measured.
         longest_waits: After each change, the longest wait over the longest of the 40 before, forks not counted.
         timeline: Batches in each second of the run.
     """
 
     part: str
     workload: str
+    date: datetime
     start: int
     end: int
     settled_seconds: float | None
@@ -72,6 +76,7 @@ class Case(FrozenModel):
     rate: tuple[float, ...]
     whole_rate: float
     plain_rate: tuple[float, ...]
+    default_rate: float | None = None
     longest_waits: tuple[float, ...]
     timeline: tuple[int, ...] = ()
 
@@ -97,7 +102,8 @@ def measure_start(offline: dict[str, WorkloadResult]) -> list[Case]:
     cases = []
     for start in STARTS:
         job = OnlineJob(workload=name, workers=start, is_tuned=True, seconds=START_SECONDS, epoch_batches=batches)
-        cases.append(show(make_case("start", name, start, [train_online(job)], rates[best], LATE)))
+        case = make_case("start", name, start, [train_online(job)], rates[best], LATE)
+        cases.append(show(case.model_copy(update={"default_rate": statistics.median(rates[0])})))
     return cases
 
 
@@ -149,6 +155,7 @@ def make_case(part: str, name: str, start: int, runs: list[OnlineRun], plain: li
     return Case(
         part=part,
         workload=name,
+        date=datetime.now(UTC).replace(microsecond=0),
         start=start,
         end=run.workers,
         settled_seconds=run.settled_seconds,
@@ -210,9 +217,12 @@ def format_cases(cases: Sequence[Case]) -> str:
         )
     head = ("part", "workload", "workers", "settled", "batches", "batches/s", "plain", "share", "minute", "wait ratio")
     lines = [format_table(head, rows), ""]
-    for part in PARTS:
-        if shares := [one.share for one in cases if one.part == part]:
-            lines.append(f"{part}: median {statistics.median(shares):.1%}, worst {min(shares):.1%}")
+    shares = {part: [one.share for one in cases if one.part == part] for part in PARTS}
+    lines += [
+        f"{part}: median {statistics.median(found):.1%}, worst {min(found):.1%}"
+        for part, found in shares.items()
+        if found
+    ]
     return "\n".join(lines)
 
 

@@ -34,14 +34,14 @@ class Autopilot:
         self,
         loader: DataLoader[Any],
         limits: WorkerLimits,
-        start: WorkerSettings | None,
+        start: tuple[WorkerSettings, float] | None,
         show: Callable[[str], object],
         save: Callable[[DataLoader[Any], Controller, float], object] | None = None,
         on_stats: Callable[[Stats], object] | None = None,
     ) -> None:
         own = WorkerSettings(loader.num_workers, loader.prefetch_factor or 2)
-        begin = start or WorkerSettings(max(1, own.workers), own.prefetch)
-        self.controller = Controller(own, begin, limits.cpus, limits.most_workers)
+        begin, known_rate = start or (WorkerSettings(max(1, own.workers), own.prefetch), None)
+        self.controller = Controller(own, begin, limits.cpus, limits.most_workers, known_rate)
         self._started, self._save, self._loader = time.perf_counter(), save, weakref.ref(loader)
         self._limits, self._show, self._on_stats, self._counters = limits, show, on_stats, WorkerCounters()
         self._epoch: Epoch | None = None
@@ -146,7 +146,8 @@ class Autopilot:
         if not self._has_reported:
             self._has_reported = True
             self._show(self._drift + self.describe())
-            if self._save is not None and (loader := self._loader()) is not None:
+            is_known = self.controller.known_rate is not None
+            if self._save is not None and not is_known and (loader := self._loader()) is not None:
                 try:
                     self._save(loader, self.controller, time.perf_counter() - self._started)
                 except DltuneError as error:  # training goes on

@@ -29,16 +29,23 @@ class Controller:
 
     Args:
         own: The user's settings.
-        start: Settings of the first window; none without workers, unless the profile says so.
+        start: Settings of the first window; none without workers, unless an earlier run ended so.
         cpus: CPUs of this training process.
         limit: Returns the most workers for a prefetch factor within the limits of memory, /dev/shm and open files, if
             as many as the second argument run already and stay.
+        known_rate: Batches per second of `start` in an earlier run; about as fast, it tries no others.
     """
 
     def __init__(
-        self, own: WorkerSettings, start: WorkerSettings, cpus: float, limit: Callable[[int, int], int]
+        self,
+        own: WorkerSettings,
+        start: WorkerSettings,
+        cpus: float,
+        limit: Callable[[int, int], int],
+        known_rate: float | None = None,
     ) -> None:
         self.own, self.settings, self.cpus, self._limit = own, start, cpus, limit
+        self.known_rate = known_rate
         self.windows: dict[WorkerSettings, Window] = {}
         self.costs: BatchCosts | None = None
         self.has_converged = False
@@ -69,6 +76,10 @@ class Controller:
         is_first = not self.windows
         self.windows[self.settings] = window
         self.costs = BatchCosts.measure(window) or self.costs
+        if is_first and self.known_rate is not None and window.rate > DRIFT_RATIO * self.known_rate:
+            self.has_converged = True
+            return self.settings
+        self.known_rate = None
         best = max(one.rate for one in self.windows.values())
         good = [one for one, found in self.windows.items() if found.rate >= TIE_RATIO * best]
         chosen = min(good, key=lambda one: (one != self.own, one.workers, one.prefetch))

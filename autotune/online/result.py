@@ -35,12 +35,13 @@ if TYPE_CHECKING:
 COMPUTE_BOUND_WAIT_SHARE: Final = 0.1
 
 
-def find_start(path: Path, loader: DataLoader[Any], processes: int) -> WorkerSettings | None:
-    """Return the settings that an earlier training run with this dataset and machine ended with; None without one."""
+def find_start(path: Path, loader: DataLoader[Any], processes: int) -> tuple[WorkerSettings, float] | None:
+    """Return the settings that an earlier run with this dataset and machine ended with, and its batches per second."""
     workload, hardware = identify(loader, processes), read_hardware()
     for one in read_profiles(path):
         if one.is_from_training and one.workload.id == workload.id and one.hardware == hardware:
-            return WorkerSettings(one.dataloader.num_workers, one.dataloader.prefetch_factor or 2)
+            settings = WorkerSettings(one.dataloader.num_workers, one.dataloader.prefetch_factor or 2)
+            return settings, one.result.samples_per_second / (loader.batch_size or 1)
     return None
 
 
