@@ -37,8 +37,8 @@ SCRIPT = """
         return DataLoader(Waiting(length), batch_size=8)
 
     if __name__ == "__main__":
-        train, validation = make_loader(3000), make_loader(16)
-        assert [value for batch in train for value in batch.tolist()] == list(range(3000))
+        train, validation = make_loader(8000), make_loader(16)
+        assert [value for batch in train for value in batch.tolist()] == list(range(8000))
         assert len(list(validation)) == 2
         assert sum(sum(batch.tolist()) for batch in Doubling(range(4))) == 12
         print(sys.argv[1:], __name__)
@@ -66,9 +66,10 @@ LIKE_PYTHON = """
         parser.add_argument("--epochs", type=int)
         print(parser.parse_args().epochs, parser.prog, sys.path[0] == __file__.rpartition("/")[0], __package__)
         warnings.warn("a warning of the script")
-        loader = DataLoader(Numbers(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+        multiprocessing.set_start_method("spawn")
+        loader = DataLoader(Numbers(), batch_size=4, num_workers=1)
         print(read(loader), [read(pickle.loads(pickle.dumps(loader))), read(copy.deepcopy(loader))])
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
+        with multiprocessing.Pool(1) as pool:
             print(pool.map(read, [DataLoader(Numbers(), batch_size=4)]))
         threading.Thread(target=pickle_later).start()
         atexit.register(pickle_later)
@@ -78,7 +79,8 @@ LIKE_PYTHON = """
 
 def run(tmp_path: Path, code: str, *arguments: str, tuned: bool = True) -> subprocess.CompletedProcess[str]:
     (tmp_path / "train.py").write_text(dedent(code))
-    command = [sys.executable, *(["-m", "autotune", "run"] if tuned else []), "train.py", *arguments]
+    dltune = ["-m", "autotune", "run", "--max-workers", "4"] if tuned else []
+    command = [sys.executable, *dltune, "train.py", *arguments]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=120)
 
@@ -89,7 +91,7 @@ def test_the_last_lines_name_each_loader_with_the_arguments_to_change(tmp_path: 
     made, doubled = (find_line(SCRIPT, text) for text in ("return DataLoader(Waiting(length)", "Doubling(range(4))"))
     assert f"dltune: train.py:{doubled}: the settings stay: Doubling iterates in its own way." in ended.stderr
     result, change = ended.stderr.splitlines()[-2:]
-    assert re.match(rf"dltune: train.py:{made} \(3,000 samples\): num_workers=\d+ instead of 0: ", result)
+    assert re.match(rf"dltune: train.py:{made} \(8,000 samples\): num_workers=\d+ instead of 0: ", result)
     assert re.fullmatch(r" +Use it: DataLoader\(\.\.\., num_workers=\d+\)", change)
 
 
