@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except FileNotFoundError:
         click.echo("Error: the current folder does not exist any more. Change to another one.", err=True)
         sys.exit(UsageError.exit_code)
+    if (sys.argv[1:] if arguments is None else arguments)[:1] == ["run"]:  # warnings and signals are the script's
+        cli.main(args=arguments, prog_name="dltune")
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
     try:
         cli.main(args=arguments, prog_name="dltune")

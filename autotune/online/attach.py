@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,8 @@ from autotune.errors import UsageError
 from autotune.online.autopilot import Autopilot, Stats, print_sentence
 from autotune.online.limits import WorkerLimits
 from autotune.online.result import find_start, save_result
-from autotune.system.software import read_local_world_size
+from autotune.system.software import read_local_rank, read_local_world_size
+from autotune.units import parse_budget
 
 Target = TypeVar("Target")
 SWITCH: Final = "DLTUNE_AUTOPILOT"
@@ -25,18 +26,28 @@ _METHODS: Final = ("train_dataloader", "get_train_dataloader")  # of Lightning, 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of `autopilot`."""
+    """The options of `autopilot`, and where a loader was made, such as `train.py:31`."""
 
     profile: str | None = "dltune.json"
     max_workers: int | None = None
     max_memory: str = "80%"
     on_stats: Callable[[Stats], object] | None = None
     quiet: bool = False
+    place: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the options before the training begins."""
+        try:
+            parse_budget(self.max_memory, 1)
+        except ValueError as error:
+            raise UsageError(f"max_memory: {error}.") from None
+        if self.max_workers is not None and self.max_workers < 1:
+            raise UsageError(f"max_workers={self.max_workers} must be at least 1.")
 
     def show(self, sentence: str) -> None:
-        """Print a sentence unless the user wants none."""
-        if not self.quiet:
-            print_sentence(sentence)
+        """Print a sentence in the first process of this host, unless the user wants none."""
+        if not self.quiet and read_local_rank() == 0:
+            print_sentence(f"{self.place}: {sentence}" if self.place else sentence)
 
 
 def _iterate(loader: Any) -> Iterator[Any]:
@@ -87,17 +98,11 @@ def autopilot(
         UsageError: The target has no training loader.
     """
     options = Options(profile, max_workers, max_memory, on_stats, quiet)
-    if (switch := os.environ.get(SWITCH, "")) not in ("", "never"):
-        raise UsageError(f"{SWITCH} is {switch!r}: only never is possible.")
-    if switch:
-        return target
-    loader: Any = getattr(target, "base_dataloader", target)
-    if isinstance(loader, DataLoader):
-        attach(loader, options)
+    if is_switched_off() or _attach_all(target, options):
         return target
     for name in _METHODS:
         if callable(make := getattr(target, name, None)):
-            setattr(target, name, _attach_result(make, options))
+            setattr(target, name, partial(_make_attached, make, options))
             return target
     raise UsageError(
         f"{type(target).__name__} has no training loader: pass a DataLoader, a Lightning module or data module, or a "
@@ -105,23 +110,59 @@ def autopilot(
     )
 
 
+def is_switched_off() -> bool:
+    """Return whether the environment switches the autopilot off.
+
+    Raises:
+        UsageError: The variable has an unknown value.
+    """
+    if (switch := os.environ.get(SWITCH, "")) not in ("", "never"):
+        raise UsageError(f"{SWITCH} is {switch!r}: only never is possible.")
+    return bool(switch)
+
+
 def attach(loader: DataLoader[Any], options: Options) -> None:
     """Give a loader a class with the autopilot; libraries that copy the loader by its class copy it, too."""
     cls = type(loader)
     if not hasattr(cls, "autopilot_options"):
-        members = {"__iter__": _iterate, "autopilot_options": options, "autopilot_state": None}
-        loader.__class__ = type(cls.__name__, (cls,), {**members, "__module__": cls.__module__, "__doc__": cls.__doc__})
+        members: dict[str, Any] = {
+            "__module__": cls.__module__,
+            "__qualname__": cls.__qualname__,
+            "__doc__": cls.__doc__,
+        }
+        members |= {"__iter__": _iterate, "__reduce_ex__": _reduce}
+        members |= {"autopilot_options": options, "autopilot_state": None}
+        loader.__class__ = type(cls.__name__, (cls,), members)
 
 
-def _attach_result(make: Callable[[], Any], options: Options) -> Callable[[], Any]:
-    def make_attached() -> Any:
-        made = make()
-        loader = getattr(made, "base_dataloader", made)
-        if isinstance(loader, DataLoader):
-            attach(loader, options)
-        return made
+def _reduce(loader: Any, _protocol: int) -> tuple[Any, ...]:
+    """Copy and pickle a loader by the user's class and its attributes; the copy is tuned from its start."""
+    attributes = {name: value for name, value in vars(loader).items() if name != "autopilot_state"}
+    return _remake, (type(loader).__bases__[0], loader.autopilot_options), attributes
 
-    return make_attached
+
+def _remake(cls: type[DataLoader[Any]], options: Options) -> DataLoader[Any]:
+    loader = cls.__new__(cls)
+    attach(loader, options)
+    return loader
+
+
+def _make_attached(make: Callable[[], Any], options: Options) -> Any:
+    made = make()
+    if not _attach_all(made, options):
+        options.show(f"the settings stay: {type(made).__name__} is not a DataLoader.")
+    return made
+
+
+def _attach_all(given: Any, options: Options) -> bool:
+    """Attach the autopilot to a loader, or to each one in a collection of them; return whether there is one."""
+    given = getattr(given, "iterables", given)  # of Lightning's CombinedLoader
+    if isinstance(given, Mapping | list | tuple):
+        return sum(_attach_all(one, options) for one in (given.values() if isinstance(given, Mapping) else given)) > 0
+    loader = getattr(given, "base_dataloader", given)  # of accelerate
+    if isinstance(loader, DataLoader):
+        attach(loader, options)
+    return isinstance(loader, DataLoader)
 
 
 def explain_refusal(loader: DataLoader[Any], cls: Any) -> str:

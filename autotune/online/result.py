@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +24,7 @@ from autotune.profiles.schema import (
 )
 from autotune.profiles.store import read_profiles, save_profile
 from autotune.system.machine import Accelerator, Hardware, read_machine
-from autotune.system.software import read_software
+from autotune.system.software import read_local_rank, read_software
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -70,7 +69,7 @@ def read_hardware() -> Hardware:
 def save_result(path: Path, loader: DataLoader[Any], controller: Controller, seconds: float, processes: int) -> None:
     """Save what a training run converged to; only the first process of the host does."""
     final = controller.final_window
-    if final is None or os.environ.get("LOCAL_RANK", "0") != "0":
+    if final is None or read_local_rank() > 0:
         return
     size, own = loader.batch_size or 1, controller.own_window
     config, machine = _configure(loader, controller.settings), read_machine()

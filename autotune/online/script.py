@@ -2,86 +2,95 @@
 
 from __future__ import annotations
 
-import os
-import runpy
+import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from types import ModuleType
+from typing import Any, Final
 
 from torch.utils.data import DataLoader, get_worker_info
 
 from autotune.errors import UsageError
-from autotune.online.attach import SWITCH, Options, attach, explain_refusal
+from autotune.online.attach import Options, attach, explain_refusal, is_switched_off
 from autotune.online.autopilot import Autopilot
+from autotune.online.controller import MIN_WAIT_SHARE
 from autotune.online.epoch import WorkerGroup
 from autotune.system.software import is_library
 
 _PLACE: Final = "_dltune_place"  # attribute of a loader: the line of the user's code that made it
 
 
-class TunedScriptLoader(NamedTuple):
-    """A loader of a script: where it was made, and its autopilot."""
-
-    place: str
-    state: Autopilot
-
-
 def run_script(script: str, arguments: Sequence[str], options: Options) -> None:
-    """Execute a script as `python script arguments` does, and report what each of its loaders got.
+    """Execute a script as `python script arguments` does, and report the result of each of its loaders.
 
     Raises:
         UsageError: There is no such file.
+        SystemExit: The script failed or was interrupted, and its traceback is printed; or it raised this itself.
     """
-    path = Path(script)
+    path = Path(script).absolute()
     if not path.is_file():
         raise UsageError(f"{script} is not a file. Run: dltune run train.py ARGS.")
-    sys.argv[:], sys.path[0] = [script, *arguments], str(path.resolve().parent)
-    if os.environ.get(SWITCH) == "never":
-        runpy.run_path(script, run_name="__main__")
-        return
-    with tune_all_loaders(options) as loaders:
+    if options.profile is not None:  # a script may change the current folder
+        options = replace(options, profile=str(Path(options.profile).absolute()))
+    main = ModuleType("__main__")  # for good: threads and functions of `atexit` need it after the end of the script
+    main.__file__ = str(path)
+    sys.modules["__main__"], sys.argv[:], sys.path[0] = main, [script, *arguments], str(path.resolve().parent)
+    with nullcontext() if is_switched_off() else tune_all_loaders(options):
         try:
-            runpy.run_path(script, run_name="__main__")
-        finally:
-            for sentence in describe_loaders(loaders):
-                options.show(sentence)
+            exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(main))  # noqa: S102  # the user's
+        except SystemExit:
+            raise
+        except BaseException as error:  # print the traceback of `python script`, without our frames
+            frames = error.__traceback__
+            while frames is not None and frames.tb_frame.f_code.co_filename != str(path):
+                frames = frames.tb_next
+            sys.excepthook(type(error), error.with_traceback(frames), frames)
+            raise SystemExit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1) from None
 
 
 @contextmanager
-def tune_all_loaders(options: Options) -> Iterator[list[TunedScriptLoader]]:
-    """Attach the autopilot to each DataLoader when it is first iterated over; yield the list of these loaders."""
+def tune_all_loaders(options: Options) -> Iterator[None]:
+    """Attach the autopilot to each DataLoader when it is first iterated over; report all results at the end."""
     init: Callable[..., None] = DataLoader.__init__
     iterate: Callable[[Any], Iterator[Any]] = DataLoader.__iter__
-    tuned = list[TunedScriptLoader]()
-    explained = set[str]()
+    tuned, refused = dict[str, Autopilot](), set[str]()
 
+    @wraps(init)  # Lightning reads its signature
     def init_and_note(loader: Any, *arguments: Any, **kwargs: Any) -> None:
         init(loader, *arguments, **kwargs)
         loader.__dict__.setdefault(_PLACE, find_place())
 
+    @wraps(iterate)
     def attach_and_iterate(loader: Any) -> Iterator[Any]:
         if get_worker_info() is not None or any(isinstance(one, WorkerGroup) for one in _list_samplers(loader)):
             return iterate(loader)
-        place = loader.__dict__[_PLACE]
+        place = loader.__dict__.get(_PLACE) or find_place()  # a copy has none
         if reason := explain_refusal(loader, type(loader)):
-            if place not in explained:
-                explained.add(place)
-                options.show(f"the settings of the loader of {place} stay: {reason}.")
+            if place not in refused:
+                refused.add(place)
+                options.show(f"{place}: the settings stay: {reason}.")
             return iterate(loader)
-        attach(loader, options)
+        if hasattr(loader.dataset, "__len__"):  # one line may make several loaders, and make each again in every epoch
+            place += f" ({len(loader.dataset):,} samples)"
+        attach(loader, replace(options, place=place))
         iterator: Iterator[Any] = iter(loader)
-        tuned.append(TunedScriptLoader(place, loader.autopilot_state))
+        if place not in tuned or not tuned[place].controller.has_converged:
+            tuned[place] = loader.autopilot_state
         return iterator
 
-    DataLoader.__init__ = init_and_note  # type: ignore[method-assign,assignment]  # of all classes of loaders
+    DataLoader.__init__ = init_and_note  # type: ignore[method-assign]  # of all classes of loaders
     DataLoader.__iter__ = attach_and_iterate  # type: ignore[method-assign,assignment]
     try:
-        yield tuned
+        yield
     finally:
         DataLoader.__init__ = init  # type: ignore[method-assign]
         DataLoader.__iter__ = iterate  # type: ignore[method-assign,assignment]
+        for sentence in describe_loaders(tuned, has_refused=bool(refused)):
+            options.show(sentence)
 
 
 def _list_samplers(loader: Any) -> tuple[Any, Any]:
@@ -96,14 +105,31 @@ def find_place() -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def describe_loaders(loaders: Sequence[TunedScriptLoader]) -> Iterator[str]:
-    """Yield a sentence for each loader, with the arguments to change; or one that there was none."""
-    if not loaders:
-        yield "the script iterated over no DataLoader that can be tuned."
-    for place, state in loaders:
-        controller, change = state.controller, ""
-        if controller.final_window is not None and controller.settings != controller.own:
-            workers, prefetch = controller.settings
-            arguments = f"num_workers={workers}" + f", prefetch_factor={prefetch}" * bool(workers)
-            change = f" Change it to DataLoader(..., {arguments})."
-        yield f"loader of {place}: {state.describe()}{change}"
+def describe_loaders(tuned: Mapping[str, Autopilot], *, has_refused: bool = False) -> Iterator[str]:
+    """Yield the result of each loader with the arguments to change, or one sentence that there is none.
+
+    A loader with too few batches for a result is left out if the training does not wait for it.
+    """
+    is_empty = True
+    for place, state in tuned.items():
+        controller = state.controller
+        last = controller.windows.get(controller.settings)
+        if controller.has_converged:
+            yield f"{place}: {state.describe()}{_describe_change(state)}"
+        elif last is not None and last.wait_share > MIN_WAIT_SHARE:
+            yield f"{place}: waits {last.wait_share:.0%} of the time, but has too few batches to choose the workers."
+        else:
+            continue
+        is_empty = False
+    if is_empty and tuned:
+        yield f"{', '.join(tuned)}: too few batches to choose the workers."
+    elif is_empty and not has_refused:
+        yield "nothing to tune: this process iterated over no DataLoader."
+
+
+def _describe_change(state: Autopilot) -> str:
+    now, own = state.controller.settings, state.controller.own
+    if now == own:
+        return ""
+    prefetch = f", prefetch_factor={now.prefetch}" if now.prefetch != own.prefetch else ""
+    return f"\n        Use it: DataLoader(..., num_workers={now.workers}{prefetch})"

@@ -23,6 +23,7 @@ THREAD_VARIABLES: Final = (
 )  # most libraries read them on first use
 PLACEMENT_VARIABLES: Final = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "TOKENIZERS_PARALLELISM")
 RANKS: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
+LOCAL_RANKS: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 ROOTS: Final = (str(Path(os.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)  # Python's, dltune's
 INSTALLED: Final = {"site-packages", "dist-packages"}
 _ASSIGNMENT: Final = re.compile(r"^(__version__|cuda)\b[^=\n]*= *'([^'\n]+)'$", re.MULTILINE)
@@ -85,6 +86,12 @@ def read_local_world_size(environ: Mapping[str, str] = os.environ) -> int:
     deepspeed, lightning = (environ.get(name, "") * ("LOCAL_RANK" in environ) for name in ("LOCAL_SIZE", "WORLD_SIZE"))
     texts = (*(environ.get(name, "") for name in RANKS), deepspeed, *of_slurm, lightning)
     return max(1, next((int(text) for text in texts if text.isdecimal()), 1))
+
+
+def read_local_rank(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the index of this training process on this host, as its launcher sets it; 0 without one."""
+    texts = (environ.get(name, "") for name in (*LOCAL_RANKS, "SLURM_LOCALID"))
+    return next((int(text) for text in texts if text.isdecimal()), 0)
 
 
 def read_thread_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +12,18 @@ from textwrap import dedent
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 SCRIPT = """
     import sys, time
     import torch
     from torch.utils.data import DataLoader, Dataset
 
     class Waiting(Dataset):
+        def __init__(self, length):
+            self.length = length
+
         def __len__(self):
-            return 3000
+            return self.length
 
         def __getitem__(self, index):
             time.sleep(0.004)
@@ -26,38 +33,132 @@ SCRIPT = """
         def __iter__(self):
             return (2 * batch for batch in super().__iter__())
 
+    def make_loader(length):
+        return DataLoader(Waiting(length), batch_size=8)
+
     if __name__ == "__main__":
-        loader = DataLoader(Waiting(), batch_size=8)
-        assert [value for batch in loader for value in batch.tolist()] == list(range(3000))
+        train, validation = make_loader(8000), make_loader(16)
+        assert [value for batch in train for value in batch.tolist()] == list(range(8000))
+        assert len(list(validation)) == 2
         assert sum(sum(batch.tolist()) for batch in Doubling(range(4))) == 12
         print(sys.argv[1:], __name__)
 """
+LIKE_PYTHON = """
+    import argparse, atexit, copy, multiprocessing, pickle, sys, threading, time, warnings
+    from torch.utils.data import DataLoader, Dataset
+
+    class Numbers(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            return index
+
+    def read(loader):
+        return [batch.tolist() for batch in loader]
+
+    def pickle_later():
+        time.sleep(1)
+        print("pickled after the end", len(pickle.dumps(Numbers())) > 0)
+
+    if __name__ == "__main__":
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--epochs", type=int)
+        print(parser.parse_args().epochs, parser.prog, sys.path[0] == __file__.rpartition("/")[0], __package__)
+        warnings.warn("a warning of the script")
+        multiprocessing.set_start_method("spawn")
+        loader = DataLoader(Numbers(), batch_size=4, num_workers=1)
+        print(read(loader), [read(pickle.loads(pickle.dumps(loader))), read(copy.deepcopy(loader))])
+        with multiprocessing.Pool(1) as pool:
+            print(pool.map(read, [DataLoader(Numbers(), batch_size=4)]))
+        threading.Thread(target=pickle_later).start()
+        atexit.register(pickle_later)
+        raise SystemExit(3)
+"""
 
 
-def run(tmp_path: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, code: str, *arguments: str, tuned: bool = True) -> subprocess.CompletedProcess[str]:
     (tmp_path / "train.py").write_text(dedent(code))
-    program = "import sys; from autotune.online.script import run_script; from autotune.online.attach import Options; "
-    program += "run_script(sys.argv[1], sys.argv[2:], Options())"
-    command = [sys.executable, "-c", program, "train.py", *arguments]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    dltune = ["-m", "autotune", "run", "--max-workers", "4"] if tuned else []
+    command = [sys.executable, *dltune, "train.py", *arguments]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_a_script_gets_its_arguments_and_batches_and_a_sentence_for_each_loader(tmp_path: Path) -> None:
+def test_the_last_lines_name_each_loader_with_the_arguments_to_change(tmp_path: Path) -> None:
     ended = run(tmp_path, SCRIPT, "--epochs", "3")
     assert (ended.returncode, ended.stdout) == (0, "['--epochs', '3'] __main__\n"), ended.stderr
-    line = dedent(SCRIPT).splitlines().index("    loader = DataLoader(Waiting(), batch_size=8)") + 1
-    assert f"loader of train.py:{line}: " in ended.stderr
-    assert "stay: Doubling iterates in its own way." in ended.stderr
+    made, doubled = (find_line(SCRIPT, text) for text in ("return DataLoader(Waiting(length)", "Doubling(range(4))"))
+    assert f"dltune: train.py:{doubled}: the settings stay: Doubling iterates in its own way." in ended.stderr
+    result, change = ended.stderr.splitlines()[-2:]
+    assert re.match(rf"dltune: train.py:{made} \(8,000 samples\): num_workers=\d+ instead of 0: ", result)
+    assert re.fullmatch(r" +Use it: DataLoader\(\.\.\., num_workers=\d+\)", change)
+
+
+def find_line(code: str, text: str) -> int:
+    return next(number for number, line in enumerate(dedent(code).splitlines(), 1) if text in line)
+
+
+def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
+    plain = run(tmp_path, LIKE_PYTHON, "--epochs", "3", tuned=False)
+    ended = run(tmp_path, LIKE_PYTHON, "--epochs", "3")
+    assert plain.returncode == 3, plain.stderr
+    assert (ended.returncode, ended.stdout) == (3, plain.stdout), ended.stderr
+    warned = [line for line in ended.stderr.splitlines() if not line.startswith("dltune: ")]
+    assert warned == plain.stderr.splitlines()
 
 
 @pytest.mark.parametrize(
-    ("code", "returncode", "words"),
+    "code",
     [
-        ("raise SystemExit(7)", 7, "iterated over no DataLoader"),
-        ("raise ValueError('bad learning rate')", 1, "ValueError: bad learning rate"),
+        "def train():\n    raise ValueError('bad learning rate')\ntrain()",
+        "train(:",
+        "import sys; sys.exit('no data')",
+        "raise OSError(32, 'Broken pipe')",
     ],
+    ids=["error", "syntax", "message", "broken pipe"],
 )
-def test_the_end_of_a_script_is_its_own(tmp_path: Path, code: str, returncode: int, words: str) -> None:
-    ended = run(tmp_path, code)
-    assert ended.returncode == returncode
-    assert words in ended.stderr
+def test_a_script_that_fails_prints_and_exits_as_without_dltune(code: str, tmp_path: Path) -> None:
+    plain, ended = run(tmp_path, code, tuned=False), run(tmp_path, code)
+    printed = [line for line in ended.stderr.splitlines() if not line.startswith("dltune: ")]
+    assert (ended.returncode, printed) == (plain.returncode, plain.stderr.splitlines())
+    assert plain.returncode == 1
+
+
+def test_the_last_line_says_that_a_script_has_no_loader(tmp_path: Path) -> None:
+    ended = run(tmp_path, "print('trained')")
+    assert (ended.returncode, ended.stdout) == (0, "trained\n")
+    assert ended.stderr == "dltune: nothing to tune: this process iterated over no DataLoader.\n"
+
+
+def test_a_loader_of_a_few_batches_gets_one_short_line(tmp_path: Path) -> None:
+    ended = run(tmp_path, "from torch.utils.data import DataLoader\nprint(len(list(DataLoader(range(3)))))")
+    assert ended.stdout == "3\n"
+    assert ended.stderr == "dltune: train.py:2 (3 samples): too few batches to choose the workers.\n"
+
+
+def test_an_interrupt_ends_the_script_with_its_own_traceback(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time\nprint('training', flush=True)\ntime.sleep(60)")
+    command = [sys.executable, "-m", "autotune", "run", "train.py"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == "training\n"
+        process.send_signal(signal.SIGINT)
+        _, printed = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "time.sleep(60)" in printed
+    assert "autotune" not in printed
+
+
+def test_a_script_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    ended = subprocess.run(
+        [sys.executable, "-m", "autotune", "run", "missing.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, "missing.py is not a file" in ended.stderr) == (2, True)

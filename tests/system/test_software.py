@@ -15,6 +15,7 @@ from autotune.system.software import (
     TorchVersion,
     find_module,
     is_library,
+    read_local_rank,
     read_local_world_size,
     read_thread_variables,
     read_torch,
@@ -72,6 +73,20 @@ print(json.dumps([[list(read), method], actual, is_imported, is_undecided, read_
 )
 def test_each_launcher_says_how_many_processes_share_the_host(environ: dict[str, str], processes: int) -> None:
     assert read_local_world_size(environ) == processes
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        ({"LOCAL_RANK": "1", "RANK": "5", "SLURM_LOCALID": "0"}, 1),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2),
+        ({"SLURM_LOCALID": "3"}, 3),
+        ({"RANK": "5", "LOCAL_RANK": ""}, 0),
+    ],
+    ids=["torchrun", "mpirun", "srun", "none"],
+)
+def test_each_launcher_numbers_the_processes_of_a_host(environ: dict[str, str], rank: int) -> None:
+    assert read_local_rank(environ) == rank
 
 
 def test_only_variables_that_limit_threads_are_read() -> None:
