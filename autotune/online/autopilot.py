@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.errors import DltuneError
 from autotune.online.controller import Controller
-from autotune.online.epoch import Epoch, EpochIterator, WorkerGroup, WorkerSettings
+from autotune.online.epoch import Epoch, EpochIterator, WorkerGroup, WorkerSettings, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
 from autotune.online.model import Window
 from autotune.online.worker import WorkerCounters
 
 if TYPE_CHECKING:
+    import torch
     from torch.utils.data import DataLoader
 
 WINDOW_SECONDS: Final = 1.5
@@ -44,6 +45,7 @@ class Autopilot:
         self._limits, self._show, self._counters = limits, show, WorkerCounters()
         self._epoch: Epoch | None = None
         self._kept: list[WorkerGroup] = []  # persistent workers between two epochs
+        self._seeds: torch.Generator | None = None  # of persistent workers
         self._began: Window | None = None
         self._due, self._has_reported, self._is_changing = 0, False, False
         weakref.finalize(loader, _end_all, self._kept)
@@ -54,8 +56,13 @@ class Autopilot:
         if kept is not None and kept.settings != self.controller.settings:
             kept.end()
             kept = None
-        settings, own = self.controller.settings, self.controller.own
-        epoch = Epoch(loader, settings, own, self._counters, kept, self._limits.measure_batch)
+        wait_for_ending_workers()
+        (workers, prefetch), own = self.controller.settings, self.controller.own
+        if kept is None:
+            most = max(own.workers, self._limits.most_workers(prefetch, 0))
+            self.controller.settings = WorkerSettings(min(workers, most), prefetch)
+        epoch = Epoch(loader, self.controller.settings, own, self._counters, self._limits, kept, self._seeds)
+        self._seeds = epoch.seeds if loader.persistent_workers else None
         self._epoch, self._is_changing = epoch, False
         self._restart_window(epoch)
         return EpochIterator(epoch, self._before_batch, self._after_epoch)
@@ -65,13 +72,16 @@ class Autopilot:
         self._began, self._due = None, epoch.drawn
 
     def _before_batch(self, epoch: Epoch) -> None:
-        if epoch.delivered < self._due or epoch is not self._epoch:
-            return
         if epoch.failure and not self.controller.failure:
             self.controller.fail(epoch.failure)
+            self._has_reported, self._is_changing = False, True
             self._report()
-        elif self._is_changing:
+        if epoch.delivered < self._due or epoch is not self._epoch:
+            return
+        if self._is_changing:
             self._change(epoch)
+        elif self.controller.failure:
+            return
         elif self._began is None:
             self._began, self._due = self._read(epoch), epoch.delivered + 1
         elif self._is_pause(epoch):
@@ -95,8 +105,10 @@ class Autopilot:
         if not is_long and seconds < max(least, MAX_WINDOW_SECONDS):
             return
         window, before = self._read(epoch).since(self._began), self.controller.settings
-        self._limits.measure_workers()
-        self._began = None
+        self._began, excess = None, self._limits.measure_workers()
+        if excess and self.controller.settings != self.controller.own:
+            epoch.fall_back(excess)
+            return
         self._is_changing = self.controller.add(window) != before
         if self._is_changing:
             self._change(epoch)
@@ -104,8 +116,8 @@ class Autopilot:
             self._report()
 
     def _change(self, epoch: Epoch) -> None:
-        if epoch.change(self.controller.settings):
-            self._is_changing = False
+        if (changed := epoch.change(self.controller.settings)) is not None:
+            self.controller.settings, self._is_changing = changed, False
             self._restart_window(epoch)
 
     def _read(self, epoch: Epoch) -> Window:
