@@ -142,7 +142,7 @@ class Epoch:
         self.wait_seconds, self.returned_at = 0.0, time.perf_counter()
         self.kept: WorkerGroup | None = None  # persistent workers after the end
         self.failure = ""  # of added workers
-        self._sampler_error: Exception | None = None  # is raised after the batches before it
+        self._source_end: Exception | type[Exception] = StopIteration  # or an error of the sampler
         sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self._source = iter(sampler)
         if seeds is None:  # as DataLoader does: with workers, it iterates twice, and draws their seed between
@@ -169,7 +169,8 @@ class Epoch:
         if self._unassigned or not before:
             return None
         for group in sorted(before, key=lambda one: -one.settings.workers):
-            if 0 < group.settings.workers <= most - _count(kept) and group.settings.prefetch == settings.prefetch:
+            fits = bool(group.settings.workers) == bool(most) and group.settings.prefetch == settings.prefetch
+            if fits and group.settings.workers <= most - _count(kept):
                 kept.append(group)
         if settings != self._own and _count(kept) < most:
             most = min(most, self._limits.most_workers(settings.prefetch, _count(kept)))
@@ -177,7 +178,7 @@ class Epoch:
             if self.failure or (most < settings.workers and most <= _count(before)):
                 return WorkerSettings(_count(before), before[0].settings.prefetch)
         missing = WorkerSettings(most - _count(kept), settings.prefetch)
-        if (most and not missing.workers) or self._add(missing, kept):
+        if (kept and not missing.workers) or self._add(missing, kept):
             for group in before:
                 if group not in kept:
                     self._close(group)
@@ -189,13 +190,12 @@ class Epoch:
         while True:
             inline = next((one for one in self._list_open() if not one.settings.workers), None)
             group = (self._queue[0].group if self._queue else None) or inline
+            if group is None:
+                break
             try:
-                batch = next(iter(()) if group is None else group.iterator)
-            except StopIteration:  # also if batches are loaded one by one in this process
-                if (error := self._sampler_error) is not None:
-                    self._sampler_error = None
-                    raise error from None
-                raise
+                batch = next(group.iterator)
+            except StopIteration:  # of the sampler, if batches are loaded one by one in this process
+                break
             except Exception as error:
                 if group.is_own:
                     self._finish_head(group, began)
@@ -208,6 +208,8 @@ class Epoch:
             if self.delivered <= INSPECTED_BATCHES:
                 self._limits.measure_batch(batch)
             return batch
+        end, self._source_end = self._source_end, StopIteration
+        raise end
 
     def fall_back(self, reason: str) -> None:
         """End added workers at once, and have a group of the user's own settings load their batches."""
@@ -261,7 +263,7 @@ class Epoch:
         except StopIteration:
             raise
         except Exception as error:
-            self._sampler_error = error
+            self._source_end = error
             raise StopIteration from None
         self.drawn += 1
         self._queue.append(slot)

@@ -261,7 +261,7 @@ def fail_late() -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("own", [0, 2])
 def test_an_error_of_the_sampler_arrives_after_the_batches_before_it(own: int) -> None:
-    epoch = make_epoch(DataLoader(Squares(), batch_sampler=fail_late(), num_workers=own))  # type: ignore[arg-type]
+    epoch = make_epoch(DataLoader(Squares(), batch_sampler=fail_late(), num_workers=own))
     plans = itertools.cycle([(1, 2), (3, 2), (2, 1), (0, 2)])
     batches = iterate(epoch, lambda epoch: epoch.change(WorkerSettings(*next(plans))))
     assert indices_of(list(itertools.islice(batches, 30))) == [[index] for index in range(30)]
@@ -270,7 +270,7 @@ def test_an_error_of_the_sampler_arrives_after_the_batches_before_it(own: int) -
 
 
 def test_indices_that_cannot_be_pickled_are_loaded_without_workers() -> None:
-    loader = DataLoader(Squares(), batch_sampler=[[LocalIndex(index)] for index in range(20)])  # type: ignore[list-item]
+    loader = DataLoader(Squares(), batch_sampler=[[LocalIndex(index)] for index in range(20)])
     epoch = make_epoch(loader)
     found = list(iterate(epoch, lambda epoch: epoch.change(WorkerSettings(2, 2))))
     assert len(found) == 20

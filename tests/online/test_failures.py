@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from autotune.online.attach import autopilot
 from autotune.online.autopilot import Autopilot
-from autotune.online.epoch import Epoch, WorkerSettings
+from autotune.online.epoch import Epoch, WorkerSettings, wait_for_ending_workers
 from tests.online.test_epoch import (
     indices_of,
     iterate,
@@ -68,7 +70,7 @@ def fail_in_init(fail: Callable[[], object], own: int, worker: int) -> None:
 
 FAILURES = {
     "raise": (raise_error, "OSError: Caught OSError in DataLoader worker"),
-    "are killed": (be_killed, "exited unexpectedly"),
+    "are killed": (be_killed, "exited unexpectedly|killed by signal"),
     "hang": (hang, "RuntimeError: DataLoader timed out"),
 }
 
@@ -101,7 +103,8 @@ def test_the_own_settings_load_the_batches_of_workers_that(
     is_in_sample = place == "in a sample"
     init = None if is_in_sample else functools.partial(fail_in_init, fail, own)
     dataset = Failing(own, fail if is_in_sample else list)
-    assert words in check_that_training_goes_on(DataLoader(dataset, 8, num_workers=own, worker_init_fn=init))
+    loader = DataLoader(dataset, 8, num_workers=own, worker_init_fn=init)
+    assert re.search(words, check_that_training_goes_on(loader))
 
 
 def test_the_timeout_of_the_user_counts_for_added_workers() -> None:
@@ -110,15 +113,15 @@ def test_the_timeout_of_the_user_counts_for_added_workers() -> None:
 
 
 def test_workers_of_the_first_batch_that_fail_are_replaced() -> None:
-    loader = DataLoader(Failing(0, be_killed), 8)
-    assert "exited unexpectedly" in check_that_training_goes_on(loader, WorkerSettings(1, 2))
+    loader = DataLoader(Failing(0, raise_error), 8)
+    assert "OSError" in check_that_training_goes_on(loader, WorkerSettings(1, 2))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch deletes a half-made iterator
 @pytest.mark.parametrize("own", [0, 2])
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM])
 def test_a_fork_that_fails_changes_nothing(code: int, own: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    fork, forks = os.fork, [0] * (own + 2)
+    fork, forks = os.fork, [0] * (own + 1)
 
     def fail_after_some() -> int:
         if not forks:
@@ -131,11 +134,11 @@ def test_a_fork_that_fails_changes_nothing(code: int, own: int, monkeypatch: pyt
     assert os.strerror(code) in failure
 
 
-class OneFile(Dataset[tuple[int, torch.Tensor]]):
+class OneFile(Dataset[torch.Tensor]):
     """Samples of a file that is opened only once."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("rb", buffering=0)
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
 
     def __len__(self) -> int:
         return 2**20
@@ -151,27 +154,28 @@ def test_no_worker_is_added_that_would_share_the_position_of_an_open_file(
     own: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "samples").write_bytes(bytes(range(256)))
-    loader = autopilot(DataLoader(OneFile(tmp_path / "samples"), 8, num_workers=own), None)
-    for position, batch in enumerate(loader):
-        assert batch.tolist() == [index % 256 for index in range(8 * position, 8 * position + 8)]
-        state: Autopilot = loader.autopilot_state  # type: ignore[attr-defined]  # of the tuned class
-        if state.controller.has_converged:
-            break
+    with (tmp_path / "samples").open("rb", buffering=0) as file:
+        loader = autopilot(DataLoader(OneFile(file), 8, num_workers=own), None)
+        for position, batch in enumerate(loader):
+            assert batch.tolist() == [index % 256 for index in range(8 * position, 8 * position + 8)]
+            state: Autopilot = loader.autopilot_state  # type: ignore[attr-defined]  # of the tuned class
+            if state.controller.has_converged:
+                break
     assert state.controller.settings == own_settings(loader)
     assert f"share the position of {tmp_path}/samples; open it in the first call" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("own", [0, 2])
 def test_workers_that_grow_beyond_the_memory_budget_end(own: int) -> None:
-    loader = make_loader(own, "in order")
-    epoch = make_epoch(loader)
+    wait_for_ending_workers()
+    before = set(list_children())
+    epoch = make_epoch(make_loader(own, "in order"))
 
     def change(epoch: Epoch) -> None:
         if epoch.delivered == 2:
             epoch.change(FOUR)
         elif epoch.delivered == 5:
             epoch.fall_back("7 workers take 4 GiB")
-            assert len(list_children()) - len(before) == 2 * own  # of the user, ending ones and new ones
+            assert len(set(list_children()) - before) == 2 * own  # of the user, ending ones and new ones
 
-    before = list_children()
     assert indices_of(list(iterate(epoch, change))) == indices_of(list(make_loader(0, "in order")))
