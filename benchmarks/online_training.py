@@ -171,13 +171,12 @@ def _record_changes(changes: list[Change], waits: Sized) -> None:
     """Record each change of the workers, and how long it takes."""
     change = Epoch.change
 
-    def change_and_record(epoch: Epoch, settings: WorkerSettings) -> bool:
+    def change_and_record(epoch: Epoch, settings: WorkerSettings) -> WorkerSettings | None:
         started = time.perf_counter()
-        is_done = change(epoch, settings)
-        if is_done:
-            seconds = time.perf_counter() - started
-            changes.append(Change(batch=len(waits), workers=settings[0], prefetch=settings[1], seconds=seconds))
-        return is_done
+        if (changed := change(epoch, settings)) is not None:
+            seconds, (workers, prefetch) = time.perf_counter() - started, changed
+            changes.append(Change(batch=len(waits), workers=workers, prefetch=prefetch, seconds=seconds))
+        return changed
 
     Epoch.change = change_and_record  # type: ignore[method-assign,assignment]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -175,4 +178,23 @@ def explain_refusal(loader: DataLoader[Any], cls: Any) -> str:
         return "in_order=False returns batches in the order in which workers finish"
     if torch.are_deterministic_algorithms_enabled():
         return "torch.use_deterministic_algorithms asks for reproducible augmentations"
+    if torch.get_default_device().type != "cpu":
+        return f"torch.set_default_device has workers draw their seeds on {torch.get_default_device()}"
+    if multiprocessing.current_process().daemon:
+        return "a daemonic process, such as a worker, cannot start workers"
+    if not loader.num_workers and not _may_start_workers():
+        return (
+            "the start method of processes is not fork, and the script would run again in each worker. Put its "
+            'training in a function and call it under `if __name__ == "__main__":`'
+        )
     return ""
+
+
+def _may_start_workers() -> bool:
+    """Return whether a process can be started without running the main module's training again."""
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    source = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    if method == "fork" or not source.is_file():
+        return True
+    tests = [one.test for one in ast.parse(source.read_bytes()).body if isinstance(one, ast.If)]
+    return any(isinstance(one, ast.Name) and one.id == "__name__" for test in tests for one in ast.walk(test))

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.errors import DltuneError
 from autotune.online.controller import Controller
-from autotune.online.epoch import Epoch, EpochIterator, WorkerGroup, WorkerSettings
+from autotune.online.epoch import Epoch, EpochIterator, WorkerGroup, WorkerSettings, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
 from autotune.online.model import Window
 from autotune.online.worker import WorkerCounters
 
 if TYPE_CHECKING:
+    import torch
     from torch.utils.data import DataLoader
 
 Stats = dict[str, float]  # by name
@@ -46,6 +47,7 @@ class Autopilot:
         self._limits, self._show, self._on_stats, self._counters = limits, show, on_stats, WorkerCounters()
         self._epoch: Epoch | None = None
         self._kept: list[WorkerGroup] = []  # persistent workers between two epochs
+        self._seeds: torch.Generator | None = None  # of persistent workers
         self._total = self._offset = Window()  # counts at the end of the epoch before; what to subtract in this one
         self._began: Window | None = None  # counts at the start of the window
         self._drift = ""  # what to say of it when it has converged again
@@ -63,12 +65,17 @@ class Autopilot:
             self._began = self._began or self._total
         else:
             self._began = None
-        kept = self._kept.pop() if self._kept else None
-        if kept is not None and kept.settings != self.controller.settings:
-            kept.end()
-            kept = None
-        settings, own = self.controller.settings, self.controller.own
-        epoch = Epoch(loader, settings, own, self._counters, kept, self._limits.measure_batch)
+        (workers, prefetch), own = self.controller.settings, self.controller.own
+        if workers != sum(one.settings.workers for one in self._kept if one.settings.prefetch == prefetch):
+            _end_all(self._kept)
+        kept = list(self._kept)
+        self._kept.clear()
+        wait_for_ending_workers()
+        if not kept:
+            most = max(own.workers, self._limits.most_workers(prefetch, 0))
+            self.controller.settings = WorkerSettings(min(workers, most), prefetch)
+        epoch = Epoch(loader, self.controller.settings, own, self._counters, self._limits, kept, self._seeds)
+        self._seeds = epoch.seeds if loader.persistent_workers else None
         epoch.wait_seconds = time.perf_counter() - clock.seconds
         self._epoch, self._is_changing = epoch, False
         self._due = sys.maxsize if has_short_epochs else epoch.drawn
@@ -79,12 +86,9 @@ class Autopilot:
         self._began, self._due = None, epoch.drawn
 
     def _before_batch(self, epoch: Epoch) -> None:
-        if epoch is not self._epoch:
-            return
         if epoch.failure and not self.controller.failure:
-            self.controller.fail(epoch.failure)
-            self._report()
-        if epoch.delivered < self._due and not self._is_pause(epoch):
+            self._fail(epoch.failure)
+        if epoch is not self._epoch or (epoch.delivered < self._due and not self._is_pause(epoch)):
             return
         if self._is_changing:
             self._change(epoch)
@@ -114,7 +118,11 @@ class Autopilot:
         """Let the controller decide by a window; it may ask for a change."""
         controller, self._began = self.controller, None
         before, last, drifts = controller.settings, controller.final_window, controller.drifts
-        self._limits.measure_workers()
+        if (excess := self._limits.measure_workers()) and before != controller.own:
+            self._fail(excess)
+            if self._epoch is not None:
+                self._epoch.fall_back(excess)
+            return
         self._is_changing = controller.add(window) != before
         if last is not None and controller.drifts > drifts:
             self._drift = f"training slowed from {last.rate:.3g} to {window.rate:.3g} batches/s; "
@@ -125,9 +133,14 @@ class Autopilot:
         if controller.has_converged:
             self._report()
 
+    def _fail(self, reason: str) -> None:
+        self.controller.fail(reason)
+        self._has_reported, self._is_changing = False, True
+        self._report()
+
     def _change(self, epoch: Epoch) -> None:
-        if epoch.change(self.controller.settings):
-            self._is_changing = False
+        if (changed := epoch.change(self.controller.settings)) is not None:
+            self.controller.settings, self._is_changing = changed, False
             self._restart_window(epoch)
 
     def _read(self, epoch: Epoch) -> Window:
@@ -136,8 +149,7 @@ class Autopilot:
         return now.since(self._offset)
 
     def _after_epoch(self, epoch: Epoch, is_whole: bool) -> None:
-        if epoch.kept is not None:
-            self._kept.append(epoch.kept)
+        self._kept.extend(epoch.kept)
         if epoch is self._epoch:
             before, self._total = self._total, self._read(epoch)
             self._epoch, self._epoch_seconds = None, self._total.seconds - before.seconds

@@ -4,6 +4,9 @@ The user's batch sampler is drawn once. Each batch of indices becomes a slot of 
 group is an ordinary iterator of a DataLoader whose batch sampler takes slots from the epoch. The epoch delivers slots
 in the order of the queue. This is exact because a group takes slots in rising order, as torch delivers them, and
 because every slot is taken before it is at the head of the queue.
+
+Added workers never end the training. If they raise, die or hang, a group of the user's own settings loads their
+batches. If they cannot be started, the groups that run load all batches.
 """
 
 from __future__ import annotations
@@ -15,18 +18,22 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
 
+from autotune.online.limits import WorkerLimits
 from autotune.online.worker import TimedCollate, TimedIndices, WorkerCounters, WorkerStart
 
 INSPECTED_BATCHES: Final = 3  # at the start of an epoch
-_ENDING: Final[list[object]] = []  # iterators whose workers end; a worker forked meanwhile must not collect its copy
+HANG_SECONDS: Final = 120.0  # after which added workers that return nothing have failed, if the loader has no `timeout`
+POLL_SECONDS: Final = 5.0  # after which a dead worker is noticed
+END_SECONDS: Final = 5.0  # the longest that new workers wait for ending ones
+_ENDING: Final[dict[threading.Thread, object]] = {}  # iterators, whose copies no worker forked meanwhile may collect
 
 
 class WorkerSettings(NamedTuple):
@@ -55,52 +62,81 @@ class WorkerGroup:
 
     def __init__(self, settings: WorkerSettings, take: Callable[[WorkerGroup], Slot], *, is_own: bool) -> None:
         self.settings, self.is_own, self._take = settings, is_own, take  # own: the user's settings, whose errors count
-        self._planned = deque[Slot]()
+        self.planned = deque[Slot]()  # taken before all others
         self.pending, self.last, self.is_open = 0, -1, True  # batches under way; number of the last slot that it took
+        self.first_worker = 0  # the id of its first worker
         self.loader: DataLoader[Any] | None = None
-        self.iterator: Iterator[Any] | None = None
+        self.iterator: Any = None
         self.restore_random: Callable[[], object] = bool  # without workers: to the states before the last batch
 
     def __iter__(self) -> WorkerGroup:
         return self
 
     def __next__(self) -> Any:
-        slot = self._planned.popleft() if self._planned else self._take(self)
+        slot = self.planned.popleft() if self.planned else self._take(self)
         self.last, slot.group = slot.number, self
         self.pending += 1
         if not self.settings.workers:
             self.restore_random = _keep_random_states()
-        return TimedIndices(slot.indices) if self.settings.workers else slot.indices
-
-    def restart(self, take: Callable[[WorkerGroup], Slot]) -> None:
-        """Begin another epoch with the same workers; torch discards what they still load."""
-        self._take, self.pending, self.last = take, 0, -1
-        self._planned.clear()
-        self.iterator = iter(self.loader)  # type: ignore[arg-type]  # its workers live
+        is_read_here = not self.settings.workers and isinstance(slot.indices, TimedIndices)
+        return slot.indices.read() if is_read_here else slot.indices
 
     def plan(self, slot: Slot) -> None:
         """Let the group take a slot before all others."""
         slot.group = self
-        self._planned.append(slot)
+        self.planned.append(slot)
+
+    def restart(self, take: Callable[[WorkerGroup], Slot]) -> None:
+        """Begin another epoch with the same workers; torch discards what they still load."""
+        self._take, self.pending, self.last, self.is_open = take, 0, -1, True
+        self.iterator = iter(self.loader)  # type: ignore[arg-type]  # its workers live
+
+    def rest(self) -> None:
+        """Keep the workers for another epoch, and nothing of this one."""
+        self._take = _take_nothing
+        self.planned.clear()
 
     def end(self) -> None:
         """End the workers, in a thread: torch waits up to five seconds for each of them."""
         ending = [self.loader, self.iterator]
         self.is_open, self.loader, self.iterator = False, None, None
-        if ending[1] is not None:
-            _ENDING.append(ending)
-            threading.Thread(target=_shut_down, args=(ending,), daemon=True).start()
+        if self.settings.workers and not sys.is_finalizing():  # multiprocessing has ended them then
+            thread = threading.Thread(target=_shut_down, args=(ending,), daemon=True)
+            _ENDING[thread] = ending
+            thread.start()
+
+
+def _take_nothing(group: WorkerGroup) -> Slot:
+    raise StopIteration
 
 
 def _shut_down(ending: list[Any]) -> None:
-    if (shut_down := getattr(ending[1], "_shutdown_workers", None)) is not None:
-        shut_down()  # letting go of it is not enough: the traceback of an error may hold it
-    ending.clear()
-    _ENDING.remove(ending)
+    try:
+        ending[1]._shutdown_workers()  # letting go of it is not enough: the traceback of an error may hold it
+    finally:
+        ending.clear()
+        del _ENDING[threading.current_thread()]
+
+
+def wait_for_ending_workers() -> None:
+    """Wait until workers that load nothing more have ended, so that new ones do not need memory at the same time."""
+    deadline = time.monotonic() + END_SECONDS
+    for thread in list(_ENDING):
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class Epoch:
-    """The slots of one epoch, and the groups that fill them."""
+    """The slots of one epoch, and the groups that fill them.
+
+    Args:
+        loader: The user's loader.
+        settings: The settings at the start.
+        own: The user's settings.
+        counters: Counters for the batches of workers.
+        limits: Limits of added workers.
+        kept: Persistent workers of the epoch before.
+        seeds: Seeds of workers, if the loader's workers are persistent and this is not its first epoch.
+    """
 
     def __init__(
         self,
@@ -108,81 +144,122 @@ class Epoch:
         settings: WorkerSettings,
         own: WorkerSettings,
         counters: WorkerCounters,
-        kept: WorkerGroup | None = None,
-        inspect: Callable[[Any], object] = id,
+        limits: WorkerLimits,
+        kept: Sequence[WorkerGroup] = (),
+        seeds: torch.Generator | None = None,
     ) -> None:
-        self._loader, self._own, self._counters, self._inspect = loader, own, counters, inspect
+        self._loader, self._own, self._counters, self._limits = loader, own, counters, limits
         self._groups = list[WorkerGroup]()
         self._queue, self._unassigned = deque[Slot](), deque[Slot]()
         self.drawn = self.started_workers = self.delivered = 0  # batches, workers, batches
         self.wait_seconds, self.returned_at = 0.0, time.perf_counter()
-        self.kept: WorkerGroup | None = None  # persistent workers after the end
-        self.failure = ""  # of added workers, whose batches the user's own settings load
-        # As DataLoader does: the sampler is iterated twice if there are workers, with a draw of their seed between.
+        self.kept: list[WorkerGroup] = []  # persistent workers after the end
+        self.failure = ""  # of added workers
+        self._source_end: Exception | type[Exception] = StopIteration  # or an error of the sampler
         sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self._source = iter(sampler)
-        if kept is not None:  # persistent workers continue with their seeds
-            self.started_workers, self._seeds = kept.settings.workers, kept.loader.generator  # type: ignore[union-attr]
-            self._groups.append(kept)
-            kept.restart(self._take)
+        if seeds is None:  # as DataLoader does: with workers, it iterates twice, and draws their seed between
+            seeds = torch.Generator()  # a copy: the first group has the seeds of the plain loader's workers
+            seeds.set_state(torch.get_rng_state() if loader.generator is None else loader.generator.get_state())
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            if own.workers:
+                self._source = iter(sampler)
+        self.seeds = seeds
+        if not kept:
+            self._add(settings, [])
             return
-        self._seeds = torch.Generator()  # a copy: the first group has the seeds of the plain loader's workers
-        self._seeds.set_state(torch.get_rng_state() if loader.generator is None else loader.generator.get_state())
-        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-        if own.workers:
-            self._source = iter(sampler)
-        self._add(settings)
+        self.started_workers = max(one.first_worker + one.settings.workers for one in kept)
+        shares = [((at + 1) / one.settings.batches, one) for one in kept for at in range(one.settings.batches)]
+        for group in kept:
+            group.planned.clear()
+        with suppress(StopIteration):  # the epoch has fewer
+            for _, group in sorted(shares, key=lambda one: one[0]):
+                group.plan(self._draw(is_ahead=True))
+        for group in kept:
+            self._groups.append(group)
+            group.restart(self._take)
 
-    def change(self, settings: WorkerSettings) -> bool:
+    def change(self, settings: WorkerSettings) -> WorkerSettings | None:
         """Change the workers at a boundary between batches, keeping those that may stay.
 
         Returns:
-            False if an earlier change is still under way; then call it again after the next batch.
+            The settings from now on, within the limits; None while an earlier change is still under way.
         """
-        if self._unassigned or self.failure:
-            return False
-        missing = settings.workers
-        for group in sorted(self._list_open(), key=lambda one: -one.settings.workers):
-            fits = 0 < group.settings.workers <= missing and group.settings.prefetch == settings.prefetch
-            group.is_open = fits
-            missing -= group.settings.workers * fits
-        if missing or not settings.workers:
-            self._add(WorkerSettings(missing, settings.prefetch))
-        for group in [one for one in self._groups if not one.is_open and not one.pending]:
-            self._remove(group)
-        return True
+        before, kept, most = self._list_open(), list[WorkerGroup](), settings.workers
+        if self._unassigned or not before:
+            return None
+        for group in sorted(before, key=lambda one: -one.settings.workers):
+            fits = bool(group.settings.workers) == bool(most) and group.settings.prefetch == settings.prefetch
+            if fits and group.settings.workers <= most - _count(kept):
+                kept.append(group)
+        if settings != self._own and _count(kept) < most:
+            most = min(most, self._limits.most_workers(settings.prefetch, _count(kept)))
+            self.failure = self.failure or self._limits.explain_shared_file()
+            if self.failure or (most < settings.workers and most <= _count(before)):
+                return WorkerSettings(_count(before), before[0].settings.prefetch)
+        missing = WorkerSettings(most - _count(kept), settings.prefetch)
+        if (kept and not missing.workers) or self._add(missing, kept):
+            for group in before:
+                if group not in kept:
+                    self._close(group)
+        return WorkerSettings(most, settings.prefetch)
 
     def next_batch(self) -> Any:
         """Return the next batch in the sampler's order; raise StopIteration at the end, or an error of the dataset."""
         began = time.perf_counter()
         while True:
             inline = next((one for one in self._list_open() if not one.settings.workers), None)
-            group = self._queue[0].group if self._queue else inline
+            group = (self._queue[0].group if self._queue else None) or inline
             if group is None:
-                raise StopIteration
+                break
             try:
-                batch = next(group.iterator)  # type: ignore[arg-type]  # a group with slots has an iterator
+                batch = next(group.iterator)
                 if inline is not None and self._own.workers:
                     inline.restore_random()
             except StopIteration:  # of the sampler, if batches are loaded one by one in this process
-                raise
+                break
             except Exception as error:
                 if group.is_own:
                     self._finish_head(group, began)
                     raise
-                self._replace(group, error)
+                patience = self._loader.timeout or HANG_SECONDS
+                if not str(error).startswith("DataLoader timed out") or time.perf_counter() - began >= patience:
+                    self.fall_back(_describe(error))
                 continue
             self._finish_head(group, began)
             if self.delivered <= INSPECTED_BATCHES:
-                self._inspect(batch)
+                self._limits.measure_batch(batch)
             return batch
+        end, self._source_end = self._source_end, StopIteration
+        raise end
+
+    def fall_back(self, reason: str) -> None:
+        """End added workers at once, and have a group of the user's own settings load their batches."""
+        self.failure = self.failure or reason
+        replacement = WorkerGroup(self._own, self._take, is_own=True)
+        for slot in self._queue:
+            if slot.group is None or not slot.group.is_own:
+                replacement.plan(slot)
+        self._unassigned.clear()
+        for group in list(self._groups):
+            if not group.is_own:
+                group.pending = 0
+                for worker in getattr(group.iterator, "_workers", ()):
+                    worker.terminate()  # it may hang
+            self._close(group)
+        wait_for_ending_workers()
+        self._start(replacement)
 
     def end(self) -> None:
-        """End all workers; persistent ones stay if they are the only group."""
-        is_kept = self._loader.persistent_workers and len(self._groups) == 1 and self._groups[0].settings.workers > 0
-        self.kept = self._groups.pop() if is_kept and not self.failure else None
-        while self._groups:
-            self._groups.pop().end()
+        """End all workers; those of open groups stay if the user's are persistent."""
+        is_kept = self._loader.persistent_workers and not self.failure
+        self.kept = [one for one in self._list_open() if is_kept and one.settings.workers]
+        for group in self._groups:
+            if group in self.kept:
+                group.rest()
+            else:
+                group.end()
+        self._groups.clear()
         self._queue.clear()
         self._unassigned.clear()
 
@@ -193,19 +270,31 @@ class Epoch:
         self._queue.popleft()
         group.pending -= 1
         self.delivered += 1
-        if not group.is_open and not group.pending:
-            self._remove(group)
+        if not group.is_open:
+            self._close(group)
         self.returned_at = time.perf_counter()
         self.wait_seconds += self.returned_at - began
 
-    def _remove(self, group: WorkerGroup) -> None:
-        self._groups.remove(group)
-        group.end()
+    def _close(self, group: WorkerGroup) -> None:
+        """Have a group take no more slots; it ends when it has returned those that it has."""
+        group.is_open = False
+        if not group.pending:
+            self._groups.remove(group)
+            group.end()
 
-    def _draw(self) -> Slot:
-        slot = Slot(self.drawn, next(self._source))
+    def _draw(self, *, is_ahead: bool) -> Slot:
+        """Draw a slot. Ahead of its use, its indices are pickled, as the sampler may change them later."""
+        try:
+            slot = Slot(self.drawn, next(self._source))
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._source_end = error
+            raise StopIteration from None
         self.drawn += 1
         self._queue.append(slot)
+        if is_ahead:
+            slot.indices = TimedIndices(slot.indices)
         return slot
 
     def _take(self, group: WorkerGroup) -> Slot:
@@ -216,41 +305,48 @@ class Epoch:
             if slot.number > group.last:
                 del self._unassigned[at]
                 return slot
-        return self._draw()
+        return self._draw(is_ahead=group.settings.workers > 0)
 
-    def _add(self, settings: WorkerSettings) -> None:
-        """Start a group. Its first slots are spread evenly among those that the others take meanwhile."""
-        group = WorkerGroup(settings, self._take, is_own=settings == self._own and not self._list_open())
-        others = sum(one.pending for one in self._list_open()) if settings.workers else 0
-        share, whole = settings.batches, settings.batches + others
+    def _add(self, settings: WorkerSettings, others: list[WorkerGroup]) -> bool:
+        """Start a group; return whether that was possible.
+
+        Its first slots are spread evenly among those that the others take meanwhile.
+        """
+        group = WorkerGroup(settings, self._take, is_own=settings == self._own and not others)
+        share = settings.batches
+        whole = share + sum(one.pending for one in others) if share else 0
         try:
-            for at in range(whole):
-                is_its = (at + 1) * share // whole > at * share // whole
-                slot = self._draw()
-                if is_its:
-                    group.plan(slot)
-                else:
-                    self._unassigned.append(slot)
-        except StopIteration:
-            if not any(slot.group is group for slot in self._queue):
-                return  # the epoch ends before a batch of the group
-        self._start(group)
+            with suppress(StopIteration):  # the epoch has fewer
+                for at in range(whole):
+                    slot = self._draw(is_ahead=True)
+                    if (at + 1) * share // whole > at * share // whole:
+                        group.plan(slot)
+                    else:
+                        self._unassigned.append(slot)
+            if group.planned or not share or not self._groups:
+                self._start(group)
+        except Exception as error:
+            if group.is_own and not self._groups:
+                raise
+            self.failure = self.failure or _describe(error)
+            for slot in self._queue:
+                slot.group = None if slot.group is group else slot.group
+            self._unassigned = deque(slot for slot in self._queue if slot.group is None)
+            if not self._groups:
+                self.fall_back(self.failure)
+            return False
+        return True
 
     def _start(self, group: WorkerGroup) -> None:
-        """Start the workers of a group; if added ones cannot be started, the user's own settings load their batches."""
+        if not group.settings.workers:
+            self._limits.note_positions()
+        with _quiet_fork():
+            group.loader = self._make_loader(group)
+            group.iterator = iter(group.loader)
+            if not group.is_own:
+                _ignore_death(group.iterator)
         self._groups.append(group)
-        try:
-            with _quiet_fork():
-                group.loader = self._make_loader(group)
-                group.iterator = iter(group.loader)
-        except Exception as error:
-            if group.is_own:
-                raise
-            self._replace(group, error)
-            return
         self.started_workers += group.settings.workers
-        if not group.is_own:
-            _ignore_death(group.iterator)
 
     def _make_loader(self, group: WorkerGroup) -> DataLoader[Any]:
         given, (workers, prefetch) = self._loader, group.settings
@@ -259,32 +355,30 @@ class Epoch:
             sampler = {"sampler": group, "batch_size": None}
         others: dict[str, Any] = {}
         if workers:
-            first = 0 if group.is_own else self.started_workers
-            start = WorkerStart(given.worker_init_fn, first)
+            group.first_worker = 0 if group.is_own else self.started_workers
+            start = WorkerStart(given.worker_init_fn, group.first_worker)
             # Persistent, so that the end of the epoch does not wait for the workers to end.
             others = {"prefetch_factor": prefetch, "persistent_workers": True, "worker_init_fn": start}
-            others |= {"timeout": given.timeout, "multiprocessing_context": given.multiprocessing_context}
+            timeout = given.timeout if group.is_own else min(given.timeout or POLL_SECONDS, POLL_SECONDS)
+            others |= {"timeout": timeout, "multiprocessing_context": given.multiprocessing_context}
         collate = TimedCollate(given.collate_fn, self._counters)
         return DataLoader(
             given.dataset,
             num_workers=workers,
             collate_fn=collate,
             pin_memory=given.pin_memory,
-            generator=self._seeds,
+            generator=self.seeds,
             **sampler,
             **others,
         )
 
-    def _replace(self, group: WorkerGroup, error: Exception) -> None:
-        """Have a group of the user's own settings load the batches of one that failed, from the first one on."""
-        self.failure = self.failure or f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        self._remove(group)
-        replacement = WorkerGroup(self._own, self._take, is_own=True)
-        for slot in self._queue:
-            if slot.group in (group, None):
-                replacement.plan(slot)
-        self._unassigned.clear()
-        self._start(replacement)
+
+def _count(groups: list[WorkerGroup]) -> int:
+    return sum(one.settings.workers for one in groups)
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def _keep_random_states() -> Callable[[], object]:
@@ -311,12 +405,13 @@ def _ignore_death(iterator: Any) -> None:
 
 @contextmanager
 def _quiet_fork() -> Iterator[None]:
-    """Start workers without torch's warning of more workers than CPUs, and without what a fork would collect.
+    """Start workers without torch's warnings, and without what a fork would collect.
 
     A forked worker that collects its copy of one of our iterators would end our workers.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        for message in ("This DataLoader will create", "Got pickle error"):
+            warnings.filterwarnings("ignore", message, UserWarning)
         gc.freeze()
         try:
             yield

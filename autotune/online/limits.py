@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from autotune.profiles.device_prefetch import find_tensors
 from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
 from autotune.system.machine import AvailableMemory, read_machine, read_shm
-from autotune.system.procfs import list_folder, read_smaps
-from autotune.units import parse_budget
+from autotune.system.procfs import PROC, list_folder, read_field, read_smaps
+from autotune.units import format_bytes, parse_budget
 
 WORKER_BYTES: Final = 48 * 2**20  # of a worker whose memory is not known yet: torch 2.13 has 15 to 25 MiB when idle
 MEASURED_WORKERS: Final = 4  # reading the memory of one takes a millisecond or two
+GROWTH: Final = 1.25  # of a worker's memory later in the run
 SHM_SHARE: Final = 0.8  # of the free space of /dev/shm
+HELD_BATCHES: Final = 2  # in the training process: the one in use, and the next one
 RESERVED_FILES: Final = 128
 FILES_PER_WORKER: Final = 8  # of queues, in the training process
 
@@ -24,7 +27,7 @@ class WorkerLimits:
     """Reads the limits of this host each time, because the training itself uses them.
 
     Args:
-        max_memory: Host memory for added workers: a share of what is available, such as `80%`, or a size.
+        max_memory: Host memory for workers: a share of what is available, such as `80%`, or a size.
         max_workers: The most workers in any case.
         processes: Training processes on this host, which share it.
     """
@@ -36,30 +39,74 @@ class WorkerLimits:
         self._most = max(MAX_SEARCHED_WORKERS, int(2 * self.cpus)) if max_workers is None else max_workers
         self._nofile = machine.nofile_limit
         self._memory = AvailableMemory()
-        self._batch_bytes = self._batch_tensors = self._worker_bytes = 0
+        self._batch_bytes = self._batch_tensors = self._typical_bytes = 0
+        self._worker_bytes = WORKER_BYTES
+        self._positions: dict[str, int] | None = _read_positions()
 
     def measure_batch(self, batch: Any) -> None:
         """Take the size of a batch into account, which workers return through /dev/shm."""
-        sizes = [one.numel() * one.element_size() for one in find_tensors(batch) if one.device.type == "cpu"]
-        self._batch_bytes = max(self._batch_bytes, sum(sizes))
-        self._batch_tensors = max(self._batch_tensors, len(sizes))
+        with suppress(Exception):  # of a type of its own
+            sizes = [one.numel() * one.element_size() for one in find_tensors(batch) if one.device.type == "cpu"]
+            self._batch_bytes = max(self._batch_bytes, sum(sizes))
+            self._batch_tensors = max(self._batch_tensors, len(sizes))
 
-    def measure_workers(self) -> None:
-        """Take the private memory of running workers into account."""
+    def measure_workers(self) -> str:
+        """Take the private memory of running workers into account; return a reason if it exceeds the budget."""
         workers = [one.pid for one in multiprocessing.active_children() if one.pid is not None]
-        private = [read_smaps(pid) for pid in workers[:: max(1, len(workers) // MEASURED_WORKERS)]]
-        used = [one["Private_Dirty"] + one["Private_Clean"] for one in private]
-        self._worker_bytes = max([self._worker_bytes, *used])
+        found = [read_smaps(pid) for pid in workers[:: max(1, len(workers) // MEASURED_WORKERS)]]
+        sizes = sorted(one["Private_Dirty"] + one["Private_Clean"] for one in found)
+        if not sizes:
+            return ""
+        self._typical_bytes = sizes[len(sizes) // 2]
+        self._worker_bytes = max(self._worker_bytes, int(GROWTH * sizes[-1]))
+        used = len(workers) * self._typical_bytes
+        if used <= (budget := self._read_budget(used)):
+            return ""
+        return (
+            f"{len(workers)} workers take {format_bytes(used)}, more than {format_bytes(budget)} of memory "
+            f"(max_memory={self._max_memory!r})"
+        )
 
-    def most_workers(self, prefetch: int, running: int) -> int:
-        """Return the most workers with this prefetch factor, of which `running` ones have their resources already."""
-        in_flight = prefetch * self._batch_bytes
-        budget = parse_budget(self._max_memory, available := self._memory.read())
-        memory = min(budget, available) // self._processes
-        limits = [self._most, running + memory // (max(WORKER_BYTES, self._worker_bytes) + in_flight)]
+    def most_workers(self, prefetch: int, kept: int) -> int:
+        """Return the most workers with this prefetch factor, if of those that run now, only `kept` ones stay.
+
+        New ones start before the others end, so that both count.
+        """
+        running, in_flight = len(multiprocessing.active_children()), prefetch * self._batch_bytes
+        tensors = prefetch * self._batch_tensors
+        most = self._read_budget(running * self._typical_bytes) // (self._worker_bytes + in_flight)
         if in_flight:
-            limits.append(running + int(SHM_SHARE * read_shm()[1] / self._processes) // in_flight)
-        open_files = len(list_folder(Path(f"/proc/{os.getpid()}/fd")))
-        per_worker = FILES_PER_WORKER + prefetch * self._batch_tensors
-        limits.append(running + (self._nofile - open_files - RESERVED_FILES) // per_worker)
-        return max(0, min(limits))
+            shm = SHM_SHARE * read_shm()[1] / self._processes - HELD_BATCHES * self._batch_bytes
+            most = min(most, int(shm // in_flight))  # as if no batch of those that run were in it
+        files = self._nofile - len(list_folder(PROC / "self" / "fd")) - RESERVED_FILES - running * tensors
+        new = min(most - running, files // (FILES_PER_WORKER + tensors))
+        return min(self._most, kept + max(0, new))
+
+    def note_positions(self) -> None:
+        """Note the positions of open files, before this process loads batches itself."""
+        self._positions = _read_positions()
+
+    def explain_shared_file(self) -> str:
+        """Return why further workers would share the position of a file that loading batches has moved."""
+        before, self._positions = self._positions, None  # once: workers open further files themselves
+        now = {} if before is None else _read_positions()
+        moved = [name for name, position in now.items() if position != (before or {}).get(name, 0)]
+        if not moved:
+            return ""
+        return f"workers would share the position of {moved[0]}; open it in the first call of __getitem__"
+
+    def _read_budget(self, used: int) -> int:
+        available = self._memory.read() + used * self._processes
+        return min(parse_budget(self._max_memory, available), available) // self._processes
+
+
+def _read_positions() -> dict[str, int]:
+    """Return the positions of the files that this process has open to read only."""
+    found = {}
+    for descriptor in list_folder(PROC / "self" / "fd"):
+        with suppress(OSError):
+            path, info = str(descriptor.readlink()), PROC / "self" / "fdinfo" / descriptor.name
+            flags = int(read_field(info, "flags") or "1", 8)
+            if Path(path).is_file() and flags & os.O_ACCMODE == os.O_RDONLY and not path.startswith(("/proc", "/sys")):
+                found[path] = int(read_field(info, "pos") or "0")
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -47,7 +48,9 @@ def find_start(path: Path, loader: DataLoader[Any], processes: int) -> tuple[Wor
 def identify(loader: DataLoader[Any], processes: int) -> WorkloadIdentity:
     """Return the workload of a loader: its dataset by its class, and the batch size."""
     dataset, cls = loader.dataset, type(loader.dataset)
-    length = len(dataset) if hasattr(dataset, "__len__") else None
+    length = None
+    with suppress(TypeError, NotImplementedError):  # a dataset whose sampler knows the length needs none
+        length = len(dataset)  # type: ignore[arg-type]
     return WorkloadIdentity(
         dataset=f"{cls.__module__}:{cls.__qualname__}",
         dataset_args={"batch_size": loader.batch_size, "samples": length},

@@ -82,7 +82,7 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
             tuned[place] = loader.autopilot_state
         return iterator
 
-    DataLoader.__init__ = init_and_note  # type: ignore[method-assign]  # of all classes of loaders
+    DataLoader.__init__ = init_and_note  # type: ignore[method-assign,assignment]  # of all classes of loaders
     DataLoader.__iter__ = attach_and_iterate  # type: ignore[method-assign,assignment]
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import time
 from collections.abc import Callable
 from multiprocessing.sharedctypes import RawArray
@@ -41,20 +42,24 @@ class WorkerCounters:
 
 
 class TimedIndices:
-    """A batch of indices that notes when it arrives in a worker, where it is the sampler's own object again."""
+    """A pickled batch of indices that notes when it arrives in a worker."""
 
     def __init__(self, indices: Any) -> None:
-        self._indices = indices
+        self._pickled = pickle.dumps(indices)
 
-    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
-        return _receive, (self._indices,)
+    def read(self) -> Any:
+        """Return the indices."""
+        return pickle.loads(self._pickled)  # noqa: S301  # this process has pickled them
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return _receive, (self._pickled,)
 
 
-def _receive(indices: Any) -> Any:
+def _receive(pickled: bytes) -> Any:
     _Clock.arrived = time.perf_counter()
     if _Clock.cpu_seconds is None:
         _Clock.cpu_seconds = time.process_time()
-    return indices
+    return pickle.loads(pickled)  # noqa: S301  # by the training process
 
 
 class TimedCollate:

@@ -159,6 +159,35 @@ def test_a_loader_whose_workers_cannot_change_is_left_with_a_sentence(
     assert reason in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_resumes_as_without(workers: int, capsys: pytest.CaptureFixture[str]) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    found = []
+    for is_tuned in (False, True):
+        torch.manual_seed(7)
+        first, second = (stateful.StatefulDataLoader(Waiting(), 8, shuffle=True, num_workers=workers) for _ in range(2))
+        if is_tuned:
+            autopilot(first)
+            autopilot(second)
+        batches = iter(first)
+        before = [next(batches).tolist() for _ in range(3)]
+        second.load_state_dict(first.state_dict())
+        found.append([*before, *(batch[:, 0].tolist() for batch in second)])
+    assert found[0] == found[1]
+    assert len(found[0]) == 8
+    assert capsys.readouterr().err == 2 * "dltune: the settings stay: StatefulDataLoader iterates in its own way.\n"
+
+
+def test_deterministic_algorithms_keep_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert len(list(autopilot(DataLoader(Waiting(), 8)))) == 8
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "the settings stay: torch.use_deterministic_algorithms asks for" in capsys.readouterr().err
+
+
 class OwnIteration(DataLoader[Any]):
     def __iter__(self) -> Any:
         return iter([1, 2])

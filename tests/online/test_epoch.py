@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
-import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
 
+from autotune.online.attach import autopilot
 from autotune.online.epoch import Epoch, EpochIterator, WorkerSettings
+from autotune.online.limits import WorkerLimits
 from autotune.online.worker import WorkerCounters
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # the loaders of the tests
@@ -22,10 +27,10 @@ SAMPLES = 120
 
 
 class Squares(Dataset[tuple[int, torch.Tensor]]):
-    """Samples with a random augmentation; loading some takes longer."""
+    """Samples with random augmentations; loading some takes longer."""
 
-    def __init__(self, slow: bool = False, bad: int | None = None, bad_worker: int | None = None) -> None:
-        self._slow, self._bad, self._bad_worker = slow, bad, bad_worker
+    def __init__(self, slow: bool = False, bad: int | None = None, generator: torch.Generator | None = None) -> None:
+        self._slow, self._bad, self._generator = slow, bad, generator
 
     def __len__(self) -> int:
         return SAMPLES
@@ -33,12 +38,10 @@ class Squares(Dataset[tuple[int, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
         if index == self._bad:
             raise ValueError(f"sample {index} is broken")
-        info = get_worker_info()
-        if info is not None and self._bad_worker is not None and info.id >= self._bad_worker:
-            raise OSError(f"worker {info.id} cannot read")
         if self._slow and index % 7 == 0:
             time.sleep(0.004)
-        return index, torch.rand(2)
+        drawn = torch.rand(2, generator=self._generator).tolist()
+        return index, torch.tensor([*drawn, random.random(), np.random.rand()], dtype=torch.float64)
 
 
 def seeded(number: int = 1) -> torch.Generator:
@@ -68,7 +71,7 @@ def own_settings(loader: DataLoader[Any]) -> WorkerSettings:
 
 def make_epoch(loader: DataLoader[Any], settings: WorkerSettings | None = None) -> Epoch:
     own = own_settings(loader)
-    return Epoch(loader, settings or own, own, WorkerCounters())
+    return Epoch(loader, settings or own, own, WorkerCounters(), WorkerLimits())
 
 
 def iterate(epoch: Epoch, change: Callable[[Epoch], object] = id) -> EpochIterator:
@@ -109,17 +112,30 @@ def test_loading_without_workers_draws_nothing_from_the_states_of_a_training_wit
     assert (found, torch.equal(torch.get_rng_state(), state)) == (plain, True)
 
 
+def read_states(loader: DataLoader[Any]) -> list[Any]:
+    """Return the states of all generators that an epoch may use."""
+    own = [] if loader.generator is None else loader.generator.get_state().tolist()
+    return [own, torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["new workers", "persistent workers"])
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("name", LOADERS)
-def test_an_unchanged_epoch_is_bit_identical_to_that_of_the_plain_loader(name: str, workers: int) -> None:
-    torch.manual_seed(5)
-    plain_loader = make_loader(workers, name)
-    plain = [flatten(list(map(list, plain_loader))) for _ in range(2)]
-    plain_state = torch.get_rng_state()
-    torch.manual_seed(5)
-    loader = make_loader(workers, name)
-    assert [flatten(run(loader)[0]) for _ in range(2)] == plain
-    assert torch.equal(torch.get_rng_state(), plain_state)
+def test_two_unchanged_epochs_are_bit_identical_to_those_of_the_plain_loader(
+    name: str, workers: int, persistent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.online.autopilot.WINDOW_SECONDS", 1e9)  # it changes nothing
+    found = []
+    for is_tuned in (False, True):
+        torch.manual_seed(5)
+        random.seed(5)
+        np.random.seed(5)
+        loader = make_loader(workers, name, persistent_workers=persistent)
+        if is_tuned:
+            autopilot(loader, None, quiet=True)
+        epochs = [(flatten(list(map(list, loader))), read_states(loader)) for _ in range(2)]
+        found.append(epochs)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -175,46 +191,167 @@ def test_an_error_of_the_dataset_arrives_at_the_same_batch(settings: WorkerSetti
     assert next(batches)[0][0].item() == 40
 
 
+class Counting(Sampler[int]):
+    """Its order depends on how often it was iterated over, and on the default generator."""
+
+    calls = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.calls += 1
+        return iter([(one + self.calls) % SAMPLES for one in torch.randperm(SAMPLES).tolist()])
+
+
+@pytest.mark.parametrize(("own", "persistent"), [(0, False), (2, False), (2, True)])
+def test_the_order_of_later_epochs_stays_if_workers_change(own: int, persistent: bool) -> None:
+    orders = []
+    for is_changed in (False, True):
+        torch.manual_seed(3)
+        dataset = Squares(generator=seeded())
+        loader = DataLoader(dataset, 8, sampler=Counting(), num_workers=own, persistent_workers=persistent)
+        seeds, epochs = None, []
+        for number in range(4):
+            if is_changed:
+                settings = WorkerSettings(*((4, 1), (1, 2))[number % 2])
+                epoch = Epoch(loader, settings, own_settings(loader), WorkerCounters(), WorkerLimits(), (), seeds)
+                epochs.append(indices_of(list(iterate(epoch))))
+                seeds = epoch.seeds if persistent else None
+                for group in epoch.kept:
+                    group.end()
+            else:
+                epochs.append(indices_of(list(loader)))
+        orders.append(epochs)
+    assert orders[0] == orders[1]
+
+
+def test_all_groups_of_persistent_workers_stay_for_the_next_epoch() -> None:
+    torch.manual_seed(3)
+    plain = make_loader(2, persistent_workers=True)
+    orders = [indices_of(list(plain)) for _ in range(3)]
+    torch.manual_seed(3)
+    loader = make_loader(2, persistent_workers=True)
+    own = own_settings(loader)
+    epoch = make_epoch(loader)
+    found = [indices_of(list(iterate(epoch, lambda one: one.delivered == 4 and one.change(WorkerSettings(5, 2)))))]
+    workers = [worker.pid for group in epoch.kept for worker in group.iterator._workers]
+    for _ in range(2):
+        epoch = Epoch(loader, WorkerSettings(5, 2), own, WorkerCounters(), WorkerLimits(), epoch.kept, epoch.seeds)
+        found.append(indices_of(list(iterate(epoch))))
+    assert found == orders
+    assert [worker.pid for group in epoch.kept for worker in group.iterator._workers] == workers
+    assert len(workers) == 5
+    for group in epoch.kept:
+        group.end()
+
+
+class OneList(Sampler[list[int]]):
+    """Yields the same list each time, with other indices in it."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batch = [0, 0]
+        for first in range(0, SAMPLES, 2):
+            batch[:] = first, first + 1
+            yield batch
+
+
+class Endless(Sampler[list[int]]):
+    """Has neither an end nor a length."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return ([number % SAMPLES] for number in itertools.count())
+
+
+ODD_SAMPLERS: dict[str, Callable[[], Any]] = {
+    "the same list each time": OneList,
+    "no end": Endless,
+    "tuples": lambda: [(0, 1), (2, 3), (5,)] * 20,
+    "tensors": lambda: list(torch.arange(SAMPLES).split(7)),
+    "dictionaries": lambda: [{index: "x", index + 1: "y"} for index in range(SAMPLES - 1)],
+}
+
+
 @pytest.mark.parametrize("own", [0, 2])
-def test_the_batches_of_added_workers_that_fail_are_loaded_by_the_own_settings(own: int) -> None:
-    loader = make_loader(own, "in order", Squares(bad_worker=own))
-    changed = []
+@pytest.mark.parametrize("name", ODD_SAMPLERS)
+def test_batches_of_an_unusual_sampler_stay_whatever_workers_come_and_go(name: str, own: int) -> None:
+    plain = DataLoader(Squares(), batch_sampler=ODD_SAMPLERS[name]())
+    expected = indices_of(list(itertools.islice(plain, 50)))
+    loader = DataLoader(Squares(), batch_sampler=ODD_SAMPLERS[name](), num_workers=own)
+    plans = itertools.cycle([(1, 2), (3, 2), (3, 1), (2, 2), (1, 1)])
 
     def change(epoch: Epoch) -> None:
-        if epoch.delivered == 2:
-            changed.append(epoch.change(WorkerSettings(4, 2)))
+        epoch.change(WorkerSettings(*next(plans)))
 
+    assert indices_of(list(itertools.islice(iterate(make_epoch(loader), change), 50))) == expected
+
+
+def fail_late() -> Iterator[list[int]]:
+    yield from ([index] for index in range(30))
+    raise ValueError("no indices are left")
+
+
+@pytest.mark.parametrize("own", [0, 2])
+def test_an_error_of_the_sampler_arrives_after_the_batches_before_it(own: int) -> None:
+    epoch = make_epoch(DataLoader(Squares(), batch_sampler=fail_late(), num_workers=own))
+    plans = itertools.cycle([(1, 2), (3, 2), (2, 1), (0, 2)])
+    batches = iterate(epoch, lambda epoch: epoch.change(WorkerSettings(*next(plans))))
+    assert indices_of(list(itertools.islice(batches, 30))) == [[index] for index in range(30)]
+    with pytest.raises(ValueError, match="no indices are left"):
+        next(batches)
+
+
+def test_indices_that_cannot_be_pickled_are_loaded_without_workers() -> None:
+    loader = DataLoader(Squares(), batch_sampler=[[LocalIndex(index)] for index in range(20)])
     epoch = make_epoch(loader)
-    batches = list(iterate(epoch, change))
-    assert indices_of(batches) == indices_of(list(make_loader(0, "in order")))
-    assert changed == [True]
-    assert epoch.failure.startswith("OSError: Caught OSError in DataLoader worker")
+    found = list(iterate(epoch, lambda epoch: epoch.change(WorkerSettings(2, 2))))
+    assert len(found) == 20
+    assert "pickle" in epoch.failure
 
 
-def fail_in_init(worker: int) -> None:
-    if worker >= 2:
-        raise RuntimeError("no licence for another worker")
+class LocalIndex(int):
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle this index")
 
 
-def test_a_worker_init_fn_that_fails_in_added_workers_does_not_end_the_training() -> None:
-    loader = make_loader(2, "in order", worker_init_fn=fail_in_init)
-    epoch = make_epoch(loader)
-    batches = list(iterate(epoch, lambda epoch: epoch.change(WorkerSettings(4, 2))))
-    assert indices_of(batches) == indices_of(list(make_loader(0, "in order")))
-    assert "no licence" in epoch.failure or "RuntimeError" in epoch.failure
+def test_two_iterators_of_one_loader_do_not_affect_each_other() -> None:
+    loader = autopilot(make_loader(2, "in order"), None, quiet=True)
+    pairs = [(left[0].tolist(), right[0].tolist()) for left, right in zip(loader, loader, strict=True)]
+    assert len(pairs) == 15
+    assert all(left == right for left, right in pairs)
+    assert [len(list(loader)) for _ in zip(loader, range(3), strict=False)] == [15] * 3
 
 
-def test_added_workers_that_are_killed_do_not_end_the_training() -> None:
-    loader = make_loader(1, "in order", Squares(slow=True))
+def train_and_fail(loader: DataLoader[Any]) -> None:
+    for position, _ in enumerate(loader):
+        if position == 2:
+            raise FloatingPointError("the loss is not finite")
+
+
+def test_an_error_of_the_training_leaves_no_worker_after_it_was_handled() -> None:
     before = set(list_children())
-    epoch = make_epoch(loader)
+    loader = autopilot(make_loader(2, "in order"), None, quiet=True)
+    with pytest.raises(FloatingPointError) as caught:
+        train_and_fail(loader)
+    assert set(list_children()) - before
+    del caught
+    iter(loader)  # is never advanced
+    wait_until(lambda: not set(list_children()) - before)
 
-    def change(epoch: Epoch) -> None:
-        if epoch.delivered == 1:
-            own = set(list_children()) - before
-            epoch.change(WorkerSettings(3, 2))
-            for pid in set(list_children()) - before - own:
-                os.kill(int(pid), signal.SIGKILL)
 
-    assert indices_of(list(iterate(epoch, change))) == indices_of(list(make_loader(0, "in order")))
-    assert "exited unexpectedly" in epoch.failure
+END_OF_A_SCRIPT = """
+from torch.utils.data import DataLoader
+from autotune.online.attach import autopilot
+loader = autopilot(DataLoader(range(100), num_workers=2, persistent_workers={persistent}), None)
+batches = iter(loader)
+next(batches)
+"""
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_script_that_ends_in_an_epoch_ends_without_a_word(persistent: bool) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", END_OF_A_SCRIPT.format(persistent=persistent)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

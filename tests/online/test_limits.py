@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from autotune.online.epoch import wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
 from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
+
+
+@pytest.fixture(autouse=True)
+def without_workers() -> None:
+    """No worker of another test is counted."""
+    wait_for_ending_workers()
 
 
 def test_without_a_reason_the_most_workers_are_those_that_dltune_searches() -> None:

@@ -1,0 +1,181 @@
+"""Added workers that fail: training gets the batches that it gets without them, and one sentence."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from autotune.online.attach import autopilot
+from autotune.online.autopilot import Autopilot
+from autotune.online.epoch import Epoch, WorkerSettings, wait_for_ending_workers
+from tests.online.test_epoch import (
+    indices_of,
+    iterate,
+    list_children,
+    make_epoch,
+    make_loader,
+    own_settings,
+    wait_until,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+FOUR = WorkerSettings(4, 2)
+
+
+class Failing(Dataset[tuple[int, torch.Tensor]]):
+    """Samples that only the user's own workers can load."""
+
+    def __init__(self, own: int, fail: Callable[[], object]) -> None:
+        self._own, self._fail = own, fail
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        info = get_worker_info()
+        if info is not None and info.id >= self._own:
+            self._fail()
+        time.sleep(0.0002)
+        return index, torch.zeros(1)
+
+
+def raise_error() -> None:
+    raise OSError("this worker cannot read")
+
+
+def be_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang() -> None:
+    time.sleep(1000)
+
+
+def fail_in_init(fail: Callable[[], object], own: int, worker: int) -> None:
+    if worker >= own:
+        fail()
+
+
+FAILURES = {
+    "raise": (raise_error, "OSError: Caught OSError in DataLoader worker"),
+    "are killed": (be_killed, "exited unexpectedly|killed by signal"),
+    "hang": (hang, "RuntimeError: DataLoader timed out"),
+}
+
+
+def check_that_training_goes_on(loader: DataLoader[Any], start: WorkerSettings | None = None) -> str:
+    """Return the failure."""
+    before = set(list_children())
+    epoch = make_epoch(loader, start)
+
+    def change(epoch: Epoch) -> None:
+        if epoch.failure:
+            epoch.change(own_settings(loader))
+        elif epoch.delivered == 2:
+            assert epoch.change(FOUR) == FOUR
+
+    assert indices_of(list(iterate(epoch, change))) == indices_of(list(make_loader(0, "in order")))
+    wait_until(lambda: not set(list_children()) - before)
+    return epoch.failure
+
+
+@pytest.mark.parametrize("own", [0, 2])
+@pytest.mark.parametrize("place", ["in a sample", "in worker_init_fn"])
+@pytest.mark.parametrize("name", FAILURES)
+def test_the_own_settings_load_the_batches_of_workers_that(
+    name: str, place: str, own: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.online.epoch.HANG_SECONDS", 1.5)
+    monkeypatch.setattr("autotune.online.epoch.POLL_SECONDS", 0.5)
+    fail, words = FAILURES[name]
+    is_in_sample = place == "in a sample"
+    init = None if is_in_sample else functools.partial(fail_in_init, fail, own)
+    dataset = Failing(own, fail if is_in_sample else list)
+    loader = DataLoader(dataset, 8, num_workers=own, worker_init_fn=init)
+    assert re.search(words, check_that_training_goes_on(loader))
+
+
+def test_the_timeout_of_the_user_counts_for_added_workers() -> None:
+    loader = DataLoader(Failing(1, hang), 8, num_workers=1, timeout=1)
+    assert "timed out after 1" in check_that_training_goes_on(loader)
+
+
+def test_workers_of_the_first_batch_that_fail_are_replaced() -> None:
+    loader = DataLoader(Failing(0, raise_error), 8)
+    assert "OSError" in check_that_training_goes_on(loader, WorkerSettings(1, 2))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch deletes a half-made iterator
+@pytest.mark.parametrize("own", [0, 2])
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM])
+def test_a_fork_that_fails_changes_nothing(code: int, own: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, forks = os.fork, [0] * (own + 1)
+
+    def fail_after_some() -> int:
+        if not forks:
+            raise OSError(code, os.strerror(code))
+        forks.pop()
+        return fork()
+
+    monkeypatch.setattr(os, "fork", fail_after_some)
+    failure = check_that_training_goes_on(DataLoader(Failing(9, list), 8, num_workers=own))
+    assert os.strerror(code) in failure
+
+
+class OneFile(Dataset[torch.Tensor]):
+    """Samples of a file that is opened only once."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+
+    def __len__(self) -> int:
+        return 2**20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.001)
+        self._file.seek(index % 256)
+        return torch.tensor(self._file.read(1)[0])
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_no_worker_is_added_that_would_share_the_position_of_an_open_file(
+    own: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "samples").write_bytes(bytes(range(256)))
+    with (tmp_path / "samples").open("rb", buffering=0) as file:
+        loader = autopilot(DataLoader(OneFile(file), 8, num_workers=own), None)
+        for position, batch in enumerate(loader):
+            assert batch.tolist() == [index % 256 for index in range(8 * position, 8 * position + 8)]
+            state: Autopilot = loader.autopilot_state  # type: ignore[attr-defined]  # of the tuned class
+            if state.controller.has_converged:
+                break
+    assert state.controller.settings == own_settings(loader)
+    assert f"share the position of {tmp_path}/samples; open it in the first call" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("own", [0, 2])
+def test_workers_that_grow_beyond_the_memory_budget_end(own: int) -> None:
+    wait_for_ending_workers()
+    before = set(list_children())
+    epoch = make_epoch(make_loader(own, "in order"))
+
+    def change(epoch: Epoch) -> None:
+        if epoch.delivered == 2:
+            epoch.change(FOUR)
+        elif epoch.delivered == 5:
+            epoch.fall_back("7 workers take 4 GiB")
+            assert len(set(list_children()) - before) == 2 * own  # of the user, ending ones and new ones
+
+    assert indices_of(list(iterate(epoch, change))) == indices_of(list(make_loader(0, "in order")))
