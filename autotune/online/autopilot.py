@@ -158,12 +158,21 @@ class Autopilot:
         if not self._has_reported:
             self._has_reported = True
             self._show(self._drift + self.describe())
-            is_known = self.controller.known_rate is not None
-            if self._save is not None and not is_known and (loader := self._loader()) is not None:
-                try:
-                    self._save(loader, self.controller, time.perf_counter() - self._started)
-                except DltuneError as error:  # training goes on
-                    self._show(f"the result is not saved: {error}")
+            self._save_result()
+
+    def _save_result(self) -> None:
+        is_known = self.controller.known_rate is not None
+        if self._save is not None and not is_known and (loader := self._loader()) is not None:
+            try:
+                self._save(loader, self.controller, time.perf_counter() - self._started)
+            except DltuneError as error:  # training goes on
+                self._show(f"the result is not saved: {error}")
+
+    def finish(self) -> None:
+        """At the end of the training, keep the best settings so far as the result."""
+        if not self.controller.has_converged:
+            self.controller.finish()
+            self._save_result()
 
     def describe(self) -> str:
         """Describe in a sentence what it stays with, and why."""

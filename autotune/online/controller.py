@@ -80,14 +80,23 @@ class Controller:
             self.has_converged = True
             return self.settings
         self.known_rate = None
-        best = max(one.rate for one in self.windows.values())
-        good = [one for one, found in self.windows.items() if found.rate >= TIE_RATIO * best]
-        chosen = min(good, key=lambda one: (one != self.own, one.workers, one.prefetch))
+        chosen = self._choose()
         new = [] if len(self.windows) >= MAX_TRIES else self._propose(chosen, is_first=is_first)
         new = [one for one in new if one not in self.windows]
         self.has_converged = not new
         self.settings = new[0] if new else chosen
         return self.settings
+
+    def finish(self) -> None:
+        """Stay with the best settings so far; one window tells nothing."""
+        if len(self.windows) > 1:
+            self.settings, self.has_converged = self._choose(), True
+
+    def _choose(self) -> WorkerSettings:
+        """Return the user's settings, or else the fewest workers, that are about as fast as the best."""
+        best = max(one.rate for one in self.windows.values())
+        good = [one for one, found in self.windows.items() if found.rate >= TIE_RATIO * best]
+        return min(good, key=lambda one: (one != self.own, one.workers, one.prefetch))
 
     def _propose(self, chosen: WorkerSettings, *, is_first: bool) -> list[WorkerSettings]:
         """List settings to try after those that are the best so far, the most likely first."""

@@ -112,6 +112,7 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_refused: bool = Fals
     """
     is_empty = True
     for place, state in tuned.items():
+        state.finish()
         controller = state.controller
         last = controller.windows.get(controller.settings)
         if controller.has_converged:

@@ -110,3 +110,14 @@ def test_the_result_of_an_earlier_run_is_kept_while_it_is_as_fast(known_rate: fl
     controller = Controller(WorkerSettings(0, 2), start, CPUS, no_limit, known_rate)
     assert converge(costs, controller, random.Random(0)) >= windows
     assert (controller.settings == start) is (windows == 1)
+
+
+@pytest.mark.parametrize(("windows", "workers"), [(1, None), (2, 6)], ids=["one window", "two windows"])
+def test_a_training_that_ends_early_keeps_the_best_so_far(windows: int, workers: int | None) -> None:
+    controller = Controller(WorkerSettings(0, 2), WorkerSettings(1, 2), CPUS, no_limit)
+    for _ in range(windows):
+        controller.add(simulate(WORKLOADS["samples wait"], controller.settings.workers, random.Random(0)))
+    assert not controller.has_converged
+    controller.finish()
+    assert controller.has_converged is (workers is not None)
+    assert workers is None or controller.settings.workers >= workers
