@@ -100,8 +100,8 @@ class WorkerGroup:
         """End the workers, in a thread: torch waits up to five seconds for each of them."""
         ending = [self.loader, self.iterator]
         self.is_open, self.loader, self.iterator = False, None, None
-        if self.settings.workers and not sys.is_finalizing():  # multiprocessing has ended them then
-            thread = threading.Thread(target=_shut_down, args=(ending,), daemon=True)
+        if self.settings.workers and threading.main_thread().is_alive():  # at exit, multiprocessing ends them
+            thread = threading.Thread(target=_shut_down, args=(ending,))  # no daemon: Python waits for it at exit
             _ENDING[thread] = ending
             thread.start()
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from autotune.profiles.device_prefetch import find_tensors
 from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
 from autotune.system.machine import AvailableMemory, read_machine, read_shm
-from autotune.system.procfs import PROC, list_folder, read_field, read_smaps
+from autotune.system.procfs import PROC, list_folder, list_used_segments, read_field, read_smaps
 from autotune.units import format_bytes, parse_budget
 
 WORKER_BYTES: Final = 48 * 2**20  # of a worker whose memory is not known yet: torch 2.13 has 15 to 25 MiB when idle
@@ -72,12 +72,16 @@ class WorkerLimits:
 
         New ones start before the others end, so that both count.
         """
-        running, in_flight = len(multiprocessing.active_children()), prefetch * self._batch_bytes
+        workers = multiprocessing.active_children()
+        running, in_flight = len(workers), prefetch * self._batch_bytes
         tensors = prefetch * self._batch_tensors
         most = self._read_budget(running * self._typical_bytes) // (self._worker_bytes + in_flight)
         if in_flight:
-            shm = SHM_SHARE * read_shm()[1] / self._processes - HELD_BATCHES * self._batch_bytes
-            most = min(most, int(shm // in_flight))  # as if no batch of those that run were in it
+            pids = [os.getpid(), *(one.pid for one in workers if one.pid is not None)]
+            segments = len(set[str]().union(*map(list_used_segments, pids)))
+            ours = segments * self._batch_bytes / self._batch_tensors
+            shm = SHM_SHARE * (read_shm()[1] + ours) / self._processes - HELD_BATCHES * self._batch_bytes
+            most = min(most, int(shm // in_flight))
         files = self._nofile - len(list_folder(PROC / "self" / "fd")) - RESERVED_FILES - running * tensors
         new = min(most - running, files // (FILES_PER_WORKER + tensors))
         return min(self._most, kept + max(0, new))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from autotune.checking import check
 from autotune.errors import UsageError
 from autotune.online.attach import autopilot
-from autotune.online.epoch import WorkerSettings
+from autotune.online.epoch import WorkerSettings, wait_for_ending_workers
 from autotune.profiles.load import load, select_profile
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -160,6 +161,7 @@ def test_a_loader_whose_workers_cannot_change_is_left_with_a_sentence(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_loader_resumes_as_without(workers: int, capsys: pytest.CaptureFixture[str]) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
@@ -227,3 +229,14 @@ def test_persistent_workers_stay_over_epochs() -> None:
     list(loader)
     assert [worker.pid for worker in state._kept[0].iterator._workers] == first
     assert state.controller.own == WorkerSettings(2, 2)
+
+
+def test_persistent_workers_end_with_their_loader() -> None:
+    wait_for_ending_workers()
+    before = len(multiprocessing.active_children())
+    loader = autopilot(DataLoader(Waiting(), 8, num_workers=2, persistent_workers=True), quiet=True)
+    list(loader)
+    assert len(multiprocessing.active_children()) == before + 2
+    del loader
+    wait_for_ending_workers()
+    assert len(multiprocessing.active_children()) == before

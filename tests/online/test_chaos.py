@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from typing import Any
 
@@ -16,7 +17,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
 ]
-CHANGES = 1000
+CHANGES = int(os.environ.get("DLTUNE_TEST_CHANGES", "500"))  # 1000 take a minute on two cores
 
 
 def run_two_epochs(own: int, seed: int, *, shares: bool, changes: random.Random | None) -> tuple[list[list[int]], int]:

@@ -342,13 +342,15 @@ from autotune.online.attach import autopilot
 loader = autopilot(DataLoader(range(100), num_workers=2, persistent_workers={persistent}), None)
 batches = iter(loader)
 next(batches)
+{end}
 """
 
 
+@pytest.mark.parametrize("end", ["", "del batches", "list(batches)"], ids=["in an epoch", "after a break", "after all"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_script_that_ends_in_an_epoch_ends_without_a_word(persistent: bool) -> None:
+def test_a_script_ends_without_a_message(persistent: bool, end: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", END_OF_A_SCRIPT.format(persistent=persistent)],
+        [sys.executable, "-c", END_OF_A_SCRIPT.format(persistent=persistent, end=end)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable
 from io import FileIO
@@ -115,6 +116,49 @@ def test_the_timeout_of_the_user_counts_for_added_workers() -> None:
 def test_workers_of_the_first_batch_that_fail_are_replaced() -> None:
     loader = DataLoader(Failing(0, raise_error), 8)
     assert "OSError" in check_that_training_goes_on(loader, WorkerSettings(1, 2))
+
+
+def test_a_failure_is_reported_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    loader = autopilot(DataLoader(Failing(0, raise_error), 8), None)
+    for _ in range(2):
+        assert indices_of(list(loader)) == indices_of(list(make_loader(0, "in order")))
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("dltune: added workers failed (OSError: Caught OSError in DataLoader worker process 0.)")
+    assert sentence.endswith("training continues with num_workers=0.")
+
+
+class Locked(Failing):
+    """Samples that are loaded under a lock."""
+
+    lock = threading.Lock()
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        with self.lock:
+            return super().__getitem__(index)
+
+
+def test_workers_that_are_forked_while_a_thread_holds_a_lock_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.online.epoch.HANG_SECONDS", 1.0)
+    monkeypatch.setattr("autotune.online.epoch.POLL_SECONDS", 0.5)
+    locked, forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with Locked.lock:
+            locked.set()
+            forked.wait()
+
+    def change(epoch: Epoch) -> None:
+        if epoch.delivered == 2:
+            thread = threading.Thread(target=hold)
+            thread.start()
+            locked.wait()
+            epoch.change(FOUR)
+            forked.set()
+            thread.join()
+
+    epoch = make_epoch(DataLoader(Locked(0, list), 8))
+    assert indices_of(list(iterate(epoch, change))) == indices_of(list(make_loader(0, "in order")))
+    assert "timed out" in epoch.failure
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch deletes a half-made iterator

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
 @pytest.fixture(autouse=True)
 def without_workers() -> None:
     """No worker of another test is counted."""
+    gc.collect()  # an error of a worker keeps its iterator in a reference cycle, also without dltune
     wait_for_ending_workers()
 
 
