@@ -88,7 +88,7 @@ class Controller:
         return self.settings
 
     def finish(self) -> None:
-        """Stay with the best settings so far; one window tells nothing."""
+        """Stay with the best settings so far; one window proves nothing."""
         if len(self.windows) > 1:
             self.settings, self.has_converged = self._choose(), True
 
