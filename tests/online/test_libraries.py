@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from autotune.online.attach import autopilot
+from autotune.online.result import identify
 
 ROOT = Path(__file__).parents[2]
 LENGTH, BATCH_SIZE, EPOCHS = 1000, 4, 2
@@ -230,6 +231,7 @@ def test_a_trainer_of_transformers_gets_the_same_batches(workers: int, tmp_path:
     plain, _ = train(0.0, tmp_path, workers, tuned=False)
     seen, loader = train(0.004, tmp_path, workers, tuned=True)
     check(seen, plain, loader.base_dataloader)
+    assert identify(loader.base_dataloader, 1).dataset_args["batch_size"] == BATCH_SIZE
 
 
 # accelerate
