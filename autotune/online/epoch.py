@@ -16,7 +16,6 @@ import random
 import sys
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -362,7 +361,7 @@ class Epoch:
             timeout = given.timeout if group.is_own else min(given.timeout or POLL_SECONDS, POLL_SECONDS)
             others |= {"timeout": timeout, "multiprocessing_context": given.multiprocessing_context}
         collate = TimedCollate(given.collate_fn, self._counters)
-        return DataLoader(
+        return _GroupLoader(
             given.dataset,
             num_workers=workers,
             collate_fn=collate,
@@ -405,18 +404,22 @@ def _ignore_death(iterator: Any) -> None:
 
 @contextmanager
 def _quiet_fork() -> Iterator[None]:
-    """Start workers without torch's warnings, and without what a fork would collect.
+    """Start workers that collect no garbage: one that collects its copy of our iterator would end our workers."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
-    A forked worker that collects its copy of one of our iterators would end our workers.
+
+class _GroupLoader(DataLoader[Any]):
+    """A loader without torch's warning of more workers than CPUs.
+
+    `warnings.catch_warnings` would have Python print all warnings of the script again.
     """
-    with warnings.catch_warnings():
-        for message in ("This DataLoader will create", "Got pickle error"):
-            warnings.filterwarnings("ignore", message, UserWarning)
-        gc.freeze()
-        try:
-            yield
-        finally:
-            gc.unfreeze()
+
+    def check_worker_number_rationality(self) -> None:
+        """Accept any number."""
 
 
 class EpochIterator:

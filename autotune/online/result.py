@@ -53,7 +53,7 @@ def identify(loader: DataLoader[Any], processes: int) -> WorkloadIdentity:
         length = len(dataset)  # type: ignore[arg-type]
     return WorkloadIdentity(
         dataset=f"{cls.__module__}:{cls.__qualname__}",
-        dataset_args={"batch_size": loader.batch_size, "samples": length},
+        dataset_args={"batch_size": _read_batch_size(loader), "samples": length},
         samples=length,
         sample_bytes=0,
         step="training run",
@@ -74,7 +74,7 @@ def save_result(path: Path, loader: DataLoader[Any], controller: Controller, sec
     final = controller.final_window
     if final is None or read_local_rank() > 0:
         return
-    size, own = loader.batch_size or 1, controller.own_window
+    size, own = _read_batch_size(loader) or 1, controller.own_window
     config, machine = _configure(loader, controller.settings), read_machine()
     baseline = None
     if own is not None:
@@ -135,12 +135,17 @@ def save_result(path: Path, loader: DataLoader[Any], controller: Controller, sec
     save_profile(path, profile)
 
 
+def _read_batch_size(loader: DataLoader[Any]) -> int | None:
+    """Return the batch size of a loader; accelerate and transformers give it a batch sampler, which has it."""
+    return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+
+
 def _configure(loader: DataLoader[Any], settings: WorkerSettings) -> LoaderConfig:
     """Return the user's settings with other workers."""
     has_workers = settings.workers > 0
     return LoaderConfig(
         dataloader=DataLoaderSettings(
-            batch_size=loader.batch_size,
+            batch_size=_read_batch_size(loader),
             num_workers=settings.workers,
             prefetch_factor=settings.prefetch if has_workers else None,
             pin_memory=loader.pin_memory,

@@ -123,7 +123,7 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_refused: bool = Fals
             continue
         is_empty = False
     if is_empty and tuned:
-        yield f"{', '.join(tuned)}: too few batches to choose the workers."
+        yield f"{place if len(tuned) == 1 else f'{len(tuned)} loaders'}: too few batches to choose the workers."
     elif is_empty and not has_refused:
         yield "nothing to tune: this process iterated over no DataLoader."
 

@@ -213,6 +213,16 @@ def test_a_target_without_a_training_loader_is_an_error() -> None:
         autopilot([1, 2, 3])
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"max_memory": "lots"}, "max_memory: "), ({"max_workers": 0}, "max_workers=0 must be at least 1")],
+    ids=["memory", "workers"],
+)
+def test_a_limit_that_cannot_be_used_is_an_error_before_the_training(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        autopilot(DataLoader(Waiting()), **options)
+
+
 def test_a_loader_that_a_library_makes_again_from_its_class_is_tuned() -> None:
     loader = autopilot(DataLoader(Waiting(), 8), quiet=True)
     again = type(loader)(loader.dataset, batch_size=4)

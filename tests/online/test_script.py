@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import signal
@@ -11,6 +12,10 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from torch.utils.data import DataLoader
+
+from autotune.online.attach import Options
+from autotune.online.script import tune_all_loaders
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -135,6 +140,12 @@ def test_a_loader_of_a_few_batches_gets_one_short_line(tmp_path: Path) -> None:
     ended = run(tmp_path, "from torch.utils.data import DataLoader\nprint(len(list(DataLoader(range(3)))))")
     assert ended.stdout == "3\n"
     assert ended.stderr == "dltune: train.py:2 (3 samples): too few batches to choose the workers.\n"
+
+
+def test_libraries_read_the_arguments_of_a_loader_while_a_script_runs() -> None:
+    plain = inspect.signature(DataLoader.__init__)
+    with tune_all_loaders(Options(quiet=True)):
+        assert inspect.signature(DataLoader.__init__) == plain
 
 
 def test_an_interrupt_ends_the_script_with_its_own_traceback(tmp_path: Path) -> None:
