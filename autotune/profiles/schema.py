@@ -92,13 +92,6 @@ class BatchWaits(FrozenModel):
     p99: BoundedSeconds
 
 
-class ProcessWaits(FrozenModel):
-    """How one of several training processes kept up with the others: its mean wait for a batch."""
-
-    wait_seconds: BoundedSeconds
-    late_share: Fraction  # share of the steps in which its batch arrived last, at least 1 ms after the first
-
-
 class ProfileResult(FrozenModel):
     """Measured result of the recommended configuration; of each process if several share the host."""
 
@@ -119,7 +112,7 @@ class ProfileResult(FrozenModel):
     peak_gpu_bytes: BoundedBytes = 0  # of the allocator; 0 on the CPU
     copy_bytes_per_second: BoundedRate | None = None  # to the device; None on the CPU
     copy_bound_bytes_per_second: BoundedRate | None = None  # of copies alone
-    processes: tuple[ProcessWaits, ...] = ()  # by rank; empty for one process
+    rank_wait_seconds: tuple[BoundedSeconds, ...] = ()  # mean wait for a batch by rank; empty for one process
     candidates: tuple[CandidateResult, ...] = ()
     gains: tuple[Contribution, ...] = ()  # measured, of settings that are not recommended defaults or change training
     contributions: tuple[Contribution, ...] = ()  # of each setting, in the usual order of manual tuning

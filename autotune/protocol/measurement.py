@@ -60,7 +60,6 @@ class RankWaits(FrozenModel):
 
     wait_seconds: BoundedSeconds
     steps: BoundedCount  # in which every process had a batch
-    late_steps: BoundedCount  # in which this process got its batch last, 1 ms or more after the first
     samples: BoundedCount = 0  # of a whole epoch; 0 if unknown
 
 

@@ -130,7 +130,7 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
         ("All processes", f"{number(together)} samples/s" if together > rate else ""),
         ("Waiting for data", f"{result.wait_share:.0%} of the time"),
         ("Wait for a batch", ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in quantiles)),
-        ("Mean wait by rank", ", ".join(format_seconds(one.wait_seconds) for one in result.processes)),
+        ("Mean wait by rank", ", ".join(map(format_seconds, result.rank_wait_seconds))),
         ("Bottleneck", BOTTLENECKS[result.bottleneck]),
         ("Upper bound", f"{number(bound)} samples/s, {rate / bound:.0%} reached" if bound else ""),
         *((name, f"{format_bytes(peak)} of {format_bytes(limit)}" if peak else "") for name, peak, limit in peaks),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from autotune.config import Interval, LoaderConfig
-from autotune.profiles.schema import BatchWaits, CandidateResult, ProcessWaits
+from autotune.profiles.schema import BatchWaits, CandidateResult
 from autotune.progress import ProgressListener
 from autotune.protocol.interruption import capture_interruption
 from autotune.protocol.measurement import Measurement, TrialResult
@@ -118,14 +118,10 @@ class CandidateRuns:
         return BatchWaits(p50=centiles[49], p95=centiles[94], p99=centiles[98])
 
     @property
-    def process_waits(self) -> tuple[ProcessWaits, ...]:
-        """How the training processes kept up with each other, by rank; empty for one process."""
-        found = []
-        for ranks in zip(*(one.ranks for one in self.measurements if one.ranks), strict=False):
-            steps, late = max(1, sum(rank.steps for rank in ranks)), sum(rank.late_steps for rank in ranks)
-            wait_seconds = sum(rank.wait_seconds for rank in ranks) / steps
-            found.append(ProcessWaits(wait_seconds=wait_seconds, late_share=min(1.0, late / steps)))
-        return tuple(found)
+    def rank_wait_seconds(self) -> tuple[float, ...]:
+        """Mean wait for a batch of each training process; empty for one process."""
+        by_rank = zip(*(one.ranks for one in self.measurements if one.ranks), strict=False)
+        return tuple(sum(one.wait_seconds for one in runs) / max(1, sum(one.steps for one in runs)) for runs in by_rank)
 
     def record(self) -> CandidateResult:
         """Return the raw runs as a profile stores them."""

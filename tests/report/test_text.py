@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.profiles.schema import BatchWaits, ProcessWaits, TunedProfile
+from autotune.profiles.schema import BatchWaits, TunedProfile
 from autotune.report.render import render_profile, render_summary
 from tests.builders import make_config, make_full_profile, make_profile, make_profile_result
 
@@ -91,8 +91,8 @@ def test_a_result_that_does_not_replace_the_validated_one_is_not_to_be_pasted() 
 
 
 def test_several_processes_are_shown_with_their_sum_and_their_waits() -> None:
-    waits = tuple(ProcessWaits(wait_seconds=seconds, late_share=0.25) for seconds in (0.001, 0.004))
-    profile = make_result_profile(processes=waits, batch_waits=BatchWaits(p50=0.001, p95=0.002, p99=0.003))
+    waits = BatchWaits(p50=0.001, p95=0.002, p99=0.003)
+    profile = make_result_profile(rank_wait_seconds=(0.001, 0.004), batch_waits=waits)
     profile = profile.model_copy(update={"workload": profile.workload.model_copy(update={"nproc_per_node": 2})})
     text = render_profile(profile, "dltune.json")
     assert "1,800 samples/s in each of 2 processes (95% CI 1,750-1,850)" in text

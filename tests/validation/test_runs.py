@@ -69,12 +69,12 @@ def test_percentiles_of_many_waits_leave_out_the_first_batch(count: int) -> None
 
 def test_waits_of_training_processes_are_means_over_the_runs() -> None:
     runs = CandidateRuns(FEW)
-    for number, late in enumerate(((10, 90), (20, 70)), start=1):
-        ranks = [RankWaits(wait_seconds=4.0**rank, steps=100, late_steps=late[rank]) for rank in range(2)]
+    for number, steps in enumerate((100, 300), start=1):
+        ranks = [RankWaits(wait_seconds=4.0**rank, steps=steps) for rank in range(2)]
         measurement = make_measurement_of(100.0).model_copy(update={"ranks": tuple(ranks)})
         runs.add(number, TrialResult(status="completed", config=FEW, measurement=measurement), epochs=10)
-    assert [(one.wait_seconds, one.late_share) for one in runs.process_waits] == [(0.01, 0.15), (0.04, 0.8)]
-    assert make_runs({1: 100.0}).process_waits == ()
+    assert runs.rank_wait_seconds == pytest.approx((0.005, 0.02))
+    assert make_runs({1: 100.0}).rank_wait_seconds == ()
 
 
 PLAN = make_test_plan()
