@@ -17,16 +17,8 @@ from autotune.request import TuningRequest, explain_invalid
 from autotune.runner.runner import TrialRunner
 from autotune.search.plan import Plan, make_plan
 from autotune.search.space import list_requested_sizes
-from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
+from autotune.system.machine import MachineProfile, describe_local_hardware
 from autotune.time_budget import TimeBudget
-
-
-def plan_only(request: TuningRequest, *, progress: ProgressListener | None = None) -> Plan:
-    """Profile the workload and plan the search as `tune` does, without running a trial."""
-    progress = progress or ProgressListener()
-    check_request(request)
-    with TrialRunner(request.workload, request.stall_seconds, progress) as runner:
-        return prepare_run(request, read_machine(), None, runner, progress, TimeBudget(request))
 
 
 def check_request(request: TuningRequest) -> None:

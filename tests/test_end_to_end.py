@@ -73,13 +73,6 @@ def test_json_is_one_document_on_stdout_and_details_are_on_stderr() -> None:
     assert "Phases: profiling" in chatty.stderr
 
 
-def test_a_dry_run_plans_and_writes_nothing(workdir: Path) -> None:
-    finished = run("make_honest", "--dry-run")
-    assert finished.returncode == 0, finished.stderr
-    assert "num_workers" in finished.stdout
-    assert list(workdir.iterdir()) == []
-
-
 @pytest.mark.slow
 def test_a_dataset_that_works_only_without_workers_keeps_them_off() -> None:
     finished = run("make_fails_in_workers", "--trials", "3")

@@ -140,7 +140,6 @@ OPTIONS: Final[Mapping[str, tuple[click.Option, ...]]] = {
         option("--study-name NAME", "Name of the Optuna study."),
         option("--main FILE", "Your training script: spawn and forkserver workers import it, so its imports count."),
         option("--profile NAME", "Label of the profile in the file."),
-        option("--dry-run", "Profile the workload, list the first trials, and stop."),
     ),
 }
 

@@ -55,21 +55,8 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
                 raise UsageError(f"Pass either {target} or --dataset or --loader.")
             options |= {"dataset": target, "loader": None}
         request = build_request(options)
-        if options["dry_run"]:
-            _print_plan(request, options)
-        elif request.fresh or not _print_stored_result(request, options):
+        if request.fresh or not _print_stored_result(request, options):
             _run_and_print(request, options)
-
-
-def _print_plan(request: TuningRequest, options: dict[str, Any]) -> None:
-    from autotune.preparation import plan_only
-    from autotune.settings import format_arguments
-
-    with raise_on_signals(), RunDisplay(verbose=options["verbose"], quiet=options["quiet"]) as progress:
-        plan = plan_only(request, progress=progress)
-    rows = {format_arguments(one, with_batch_size=True): plan.predict(one) for one in plan.initial_configs()}
-    lines = [f"{arguments}  (predicted {rate:,.0f} samples/s)" for arguments, rate in rows.items()]
-    print_result("\n  ".join([f"Up to {request.trials} trials, these first:", *lines]))
 
 
 def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> bool:
