@@ -18,7 +18,6 @@ from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import warn_if_others_can_write
 from autotune.progress import ProgressListener
 from autotune.protocol.budgets import plan_budgets
-from autotune.protocol.interruption import spawn_error
 from autotune.protocol.messages import RunTrial
 from autotune.protocol.workload_profile import identify
 from autotune.request import TuningRequest
@@ -113,10 +112,7 @@ def check(
         return verify(request, chosen, progress, age)
     request.workload.check_import_strings()
     with TrialRunner(request.workload, request.stall_seconds, progress) as runner:
-        try:
-            found = runner.identify(list_requested_sizes(request), plan_budgets(machine, request))
-        except OSError as error:
-            raise spawn_error(error) from None
+        found = runner.identify(list_requested_sizes(request), plan_budgets(machine, request))
     here, workload = machine.hardware(found.accelerator), identify(request.workload, found)
     pairs = ((chosen.hardware, here), (chosen.software, found.software), (chosen.workload, workload))
     return _conclude(chosen, [*compare(*pairs), *age])

@@ -11,7 +11,6 @@ from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import check_writable, read_profiles
 from autotune.progress import ProgressListener
 from autotune.protocol.budgets import plan_budgets
-from autotune.protocol.interruption import spawn_error
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, explain_invalid
 from autotune.runner.runner import TrialRunner
@@ -62,10 +61,7 @@ def prepare_run(
     budgets = plan_budgets(machine, request)
     if workload is None:
         sizes = list_requested_sizes(request)
-        try:
-            workload = runner.probe(sizes, budgets, machine.usable_cpus, time_budget.left_seconds)
-        except OSError as error:
-            raise spawn_error(error) from None
+        workload = runner.probe(sizes, budgets, machine.usable_cpus, time_budget.left_seconds)
     budgets = plan_budgets(machine, request, workload)
     runner.limit(budgets, workload)
     plan = make_plan(request, machine, workload, budgets)

@@ -31,17 +31,9 @@ def capture_interruption() -> Iterator[Interruption]:
     except WorkloadError as error:
         found.cause, found.reason = error, "the dataset failed"
     except TrialError as error:
-        found.cause, found.reason = error, "the device was lost"
+        found.cause, found.reason = error, "trials could no longer be run"
     except StudyError as error:
         found.cause, found.reason = error, "the Optuna storage failed"
-    except OSError as error:  # no space for a folder, no process left
-        found.cause, found.reason = spawn_error(error), "trials could no longer be run"
-
-
-def spawn_error(error: OSError) -> TrialError:
-    """Return the error to raise when the machine cannot start trials."""
-    where = f" ({error.filename})" if error.filename is not None else ""
-    return TrialError(f"Trials can no longer be run: {error.strerror or error}{where}.")
 
 
 def raise_on_lost_device(run_trial: RunTrial) -> RunTrial:

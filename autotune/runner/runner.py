@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from pydantic import ValidationError
 
-from autotune.errors import UsageError
+from autotune.errors import TrialError, UsageError
 from autotune.progress import ProgressListener
 from autotune.protocol import messages
 from autotune.protocol.budgets import Budgets
@@ -275,7 +275,10 @@ class TrialRunner:
         return result.model_copy(update={"seconds": time.monotonic() - started})
 
     def _give(self, command: messages.Command, role: messages.Role, deadline_seconds: float) -> Reply:
-        """Have a child of this role carry out a command; role workers turns into role main, and never back."""
+        """Have a child of this role carry out a command; role workers turns into role main, and never back.
+
+        Raises TrialError if the machine does not allow to start a process.
+        """
         if role == "workers" and self._role == "main":
             self.close()
         if self._child is not None and self._is_releasing:
@@ -287,7 +290,12 @@ class TrialRunner:
         if self._child is None:
             began = time.monotonic()
             is_new = isinstance(command, TrialRequest) and command.new_process == "interpreter"
-            self._child = TrialProcess(self._supervisor, self._workload.working_dir, self._progress, interpreter=is_new)
+            folder = self._workload.working_dir
+            try:
+                self._child = TrialProcess(self._supervisor, folder, self._progress, interpreter=is_new)
+            except OSError as error:  # no space for a folder, no process left
+                where = f" ({error.filename})" if error.filename is not None else ""
+                raise TrialError(f"Trials can no longer be run: {error.strerror or error}{where}.") from None
             load = messages.LoadCommand(workload=self._workload, role=role, ranks=self._ranks, known=self._profile)
             reply = self._child.command(load, self._watch(math.inf, self._stall_seconds * MAX_LOAD_STALLS))
             if not isinstance(reply, messages.ReadyReport):
