@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -43,6 +43,7 @@ from autotune.system.procfs import (
     list_tree,
     list_used_segments,
     remove_segments,
+    signal_all,
 )
 
 MAX_REQUEST_BYTES: Final = 2**16
@@ -122,15 +123,15 @@ class Supervisor:
         torch_shm_manager and multiprocessing's resource tracker are killed last: they remove names in /dev/shm.
         """
         descendants = self._list_descendants()
-        _signal_all((pid for pid in descendants if not is_cleaner(pid)), signal.SIGSTOP)  # so that segments are final
+        signal_all((pid for pid in descendants if not is_cleaner(pid)), signal.SIGSTOP)  # so that segments are final
         segments = {name for pid in descendants for name in list_used_segments(pid)}
         deadline = time.monotonic() + CLEANER_GRACE_SECONDS
         while descendants and time.monotonic() < deadline + (
             MAX_EXIT_SECONDS if any(map(is_exiting, descendants)) else CLEANER_GRACE_SECONDS
         ):
             cleaners = [pid for pid in descendants if is_cleaner(pid)] if time.monotonic() < deadline else []
-            _signal_all(cleaners, signal.SIGCONT)
-            _signal_all(set(descendants).difference(cleaners), signal.SIGKILL)
+            signal_all(cleaners, signal.SIGCONT)
+            signal_all(set(descendants).difference(cleaners), signal.SIGKILL)
             time.sleep(KILL_INTERVAL_SECONDS)
             self._reap()
             descendants = self._list_descendants()
@@ -145,12 +146,6 @@ class Supervisor:
         tree = list_tree(os.getpid())[1:]
         self._survivors.intersection_update(tree)
         return [pid for pid in tree if pid not in self._survivors]
-
-
-def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            os.kill(pid, number)
 
 
 def _fork() -> int:

@@ -28,7 +28,7 @@ from autotune.runner.diagnosis import Reply, TrialFailure
 from autotune.runner.hangs import find_blocking, read_all_stacks
 from autotune.runner.resources import Limits, ResourceMonitor
 from autotune.runner.supervisor_client import SupervisorClient, make_folder
-from autotune.system.procfs import PROC, STACKS_FILE, read_text
+from autotune.system.procfs import PROC, STACKS_FILE, read_text, signal_all
 from autotune.units import format_seconds
 
 MAX_LOG_BYTES: Final = 4 * 2**20
@@ -121,9 +121,7 @@ class TrialProcess:
     def _end_for(self, status: TrialStatus, message: str) -> TrialFailure:
         processes = self.monitor.list_processes()
         found = find_blocking(read_all_stacks(processes, self._folder / STACKS_FILE)) if status == "stalled" else None
-        for pid in processes:  # at once; the supervisor kills some of them later
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGSTOP)
+        signal_all(processes, signal.SIGSTOP)  # at once; the supervisor kills some of them later
         output = self.read_output()
         self.end()
         if found is not None:
@@ -275,10 +273,7 @@ class TrialRunner:
         return result.model_copy(update={"seconds": time.monotonic() - started})
 
     def _give(self, command: messages.Command, role: messages.Role, deadline_seconds: float) -> Reply:
-        """Have a child of this role carry out a command; role workers turns into role main, and never back.
-
-        Raises TrialError if the machine does not allow to start a process.
-        """
+        """Have a child of this role carry out a command; role workers turns into role main, and never back."""
         if role == "workers" and self._role == "main":
             self.close()
         if self._child is not None and self._is_releasing:

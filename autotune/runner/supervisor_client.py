@@ -23,7 +23,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
-from autotune.system.procfs import PROC, TRIAL_VARIABLE, list_tree
+from autotune.system.procfs import PROC, TRIAL_VARIABLE, list_tree, signal_all
 
 MAX_TMPDIR_LENGTH: Final = 60  # characters; AF_UNIX paths end at 108, and torch adds to it
 MAX_REPLY_SECONDS: Final = 120.0  # the first reply waits until torch is imported, maybe from a slow disk
@@ -156,9 +156,8 @@ def kill_session(session: int) -> None:
     """Kill the processes of a trial whose supervisor was killed; those that left its session are lost."""
     for pid in (int(folder.name) for folder in PROC.iterdir() if folder.name.isdigit()):
         with contextlib.suppress(OSError):
-            for one in list_tree(pid) if os.getsid(pid) == session else ():
-                with contextlib.suppress(OSError):
-                    os.kill(one, signal.SIGKILL)
+            if os.getsid(pid) == session:
+                signal_all(list_tree(pid), signal.SIGKILL)
 
 
 def make_folder() -> Path:
