@@ -134,7 +134,7 @@ class NoiseMonitor:
     """Detects disturbances of all runs, which intervals do not show, by the kernel's counters and the pace of runs."""
 
     usable_cpus: float
-    read: Callable[[], CpuCounters | None] = read_cpu_counters
+    read: Callable[[], CpuCounters] = read_cpu_counters
     sleep: Callable[[float], object] = time.sleep
     stop_children: Callable[[], object] = lambda: None  # dltune's own, such as workers that are shutting down
     _first: CpuCounters | None = None
@@ -145,18 +145,16 @@ class NoiseMonitor:
         self.stop_children()
         before = self.read()
         self._first = self._first or before
-        if before is not None:
-            self.sleep(READING_SECONDS)
-            if (after := self.read()) is not None:
-                self._others.append(background_cpus(before, after, READING_SECONDS, self.usable_cpus))
+        self.sleep(READING_SECONDS)
+        self._others.append(background_cpus(before, self.read(), READING_SECONDS, self.usable_cpus))
 
     def describe(self, rates: Sequence[Mapping[int, float]]) -> Iterator[str]:
         """Yield a sentence for each disturbance beyond its limit; `rates` as in `measure_drift`."""
-        before, after, usable = self._first, self.read(), self.usable_cpus
-        steal, throttled = (0.0, 0.0)
-        if before is not None and after is not None:
-            steal, throttled = steal_share(before, after), throttled_share(before, after)
-        busy, limit = statistics.median(self._others or [0.0]), max(MIN_OTHERS_CPUS, OTHERS_SHARE * usable)
+        if self._first is None:  # interrupted before the first run
+            return
+        after, usable = self.read(), self.usable_cpus
+        steal, throttled = steal_share(self._first, after), throttled_share(self._first, after)
+        busy, limit = statistics.median(self._others), max(MIN_OTHERS_CPUS, OTHERS_SHARE * usable)
         if busy > limit:
             yield (
                 f"Other processes kept {busy:.2g} CPUs busy during the validation (limit {limit:.2g} of {usable:g} "

@@ -161,7 +161,7 @@ def test_the_default_variant_of_the_fastest_is_measured_as_often_however_slow() 
 
 @pytest.mark.parametrize("pace", [1.0, 0.8])
 def test_a_machine_that_slows_down_for_all_is_reported_and_a_quiet_one_is_not(pace: float) -> None:
-    monitor = NoiseMonitor(2.0, read=lambda: None, sleep=lambda seconds: None)
+    monitor = NoiseMonitor(2.0, read=make_counters, sleep=lambda seconds: None)
     found, _ = validate_with(lambda config, number: steady(config, number) * pace**number, monitor=monitor)
     assert ["slower or faster between runs" in sentence for sentence in found.noise] == [True] * (pace < 1)
 
