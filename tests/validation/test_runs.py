@@ -21,7 +21,16 @@ from autotune.validation.runs import (
     Validation,
     validate,
 )
-from tests.builders import GIB, MIB, make_config, make_measurement, make_measurement_of, make_result, make_trace
+from tests.builders import (
+    GIB,
+    MIB,
+    make_config,
+    make_counters,
+    make_measurement,
+    make_measurement_of,
+    make_result,
+    make_trace,
+)
 from tests.search.formulas import make_test_plan
 
 FEW, MANY = make_config(2), make_config(8)
