@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from autotune.config import BoundedRate, FrozenModel, Interval
+from autotune.config import FrozenModel, Interval, Rate
 from autotune.errors import UsageError
 from autotune.preparation import prepare_run, rebuild_request
 from autotune.profiles.load import Difference, compare, compare_age, select_profile
@@ -38,13 +38,13 @@ USUAL_HALF_WIDTH: Final = 0.1  # relative half-width of the interval of a throug
 class Remeasurement(FrozenModel):
     """A new measurement of a profile, compared with its prediction."""
 
-    samples_per_second: BoundedRate  # in fresh processes, median of the runs
-    predicted: BoundedRate  # samples per second in the profile
-    speedup: BoundedRate | None = None  # over the baseline in alternating runs; None if the baseline was not measured
+    samples_per_second: Rate  # in fresh processes, median of the runs
+    predicted: Rate  # samples per second in the profile
+    speedup: Rate | None = None  # over the baseline in alternating runs; None if the baseline was not measured
     speedup_ci95: Interval | None = None
-    ratio_to_prediction: BoundedRate  # of the speedup if the baseline was measured; else of the throughput
+    ratio_to_prediction: Rate  # of the speedup if the baseline was measured; else of the throughput
     ratio_to_prediction_ci95: Interval | None  # None if nothing was measured
-    machine_change: BoundedRate | None = None  # throughput of the baseline over its throughput in the profile
+    machine_change: Rate | None = None  # throughput of the baseline over its throughput in the profile
     noise: tuple[str, ...] = ()  # disturbances of the measurement
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from autotune.config import BoundedBytes, BoundedCount
+from autotune.config import Count
 from autotune.errors import UsageError
 from autotune.profiles.schema import RecordedBudgets
 from autotune.protocol.workload_profile import WorkloadProfile
@@ -47,8 +47,8 @@ RESOURCES: Final = (HOST_MEMORY, SHARED_MEMORY, OPEN_FILES, DEVICE_MEMORY)
 class Budgets(RecordedBudgets):
     """Budgets of one training process and its workers; `reserve_bytes` of host memory must stay available to others."""
 
-    reserve_bytes: BoundedBytes
-    max_workers: BoundedCount = MAX_SEARCHED_WORKERS
+    reserve_bytes: Count
+    max_workers: Count = MAX_SEARCHED_WORKERS
 
     def record(self) -> RecordedBudgets:
         """Return the part that dltune.json stores."""

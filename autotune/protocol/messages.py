@@ -13,16 +13,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
-from autotune.config import (
-    BoundedBytes,
-    BoundedCount,
-    BoundedRate,
-    BoundedSeconds,
-    Fraction,
-    FrozenModel,
-    LoaderConfig,
-    LongText,
-)
+from autotune.config import Count, Fraction, FrozenModel, LoaderConfig, LongText, Rate, Seconds
 from autotune.protocol.measurement import Measurement, TrialResult
 from autotune.protocol.workload_profile import FoundIdentity, WorkloadProfile
 from autotune.request import WorkloadRequest
@@ -42,12 +33,12 @@ class TrialRequest(FrozenModel):
 
     op: Literal["run"] = "run"
     config: LoaderConfig
-    epochs: BoundedCount  # of the training run whose throughput is estimated
-    seconds: BoundedSeconds  # time limit
+    epochs: Count  # of the training run whose throughput is estimated
+    seconds: Seconds  # time limit
     precision: Fraction = 0.02  # relative half-width of the 95% interval at which the measurement may end
-    prune_below: BoundedRate | None = None  # throughput below which the trial may end, samples per second
+    prune_below: Rate | None = None  # throughput below which the trial may end, samples per second
     new_process: NewProcess | None = None  # None: in the process of the last trial
-    gpu_bytes: BoundedBytes | None = None  # limit of the device memory allocator; None for all of the device
+    gpu_bytes: Count | None = None  # limit of the device memory allocator; None for all of the device
 
 
 RunTrial = Callable[[TrialRequest], TrialResult]  # in a child process, or by a formula in tests
@@ -74,7 +65,7 @@ class ProbeCommand(FrozenModel):
     batch_sizes: BatchSizes = ()
     usable_cpus: Annotated[float, Field(gt=0, le=1e6)]  # that can be kept busy, by affinity and by every quota
     profile: WorkloadProfile | None = None  # for role `workers`: the profile by role `main`, to be completed
-    digests: dict[BoundedCount, LongText] = Field(default_factory=dict)  # of samples as role `main` read them, by index
+    digests: dict[Count, LongText] = Field(default_factory=dict)  # of samples as role `main` read them, by index
 
 
 class IdentifyCommand(FrozenModel):
@@ -95,7 +86,7 @@ class ProgressReport(FrozenModel):
 
     op: Literal["progress"] = "progress"
     phase: LongText
-    batches: BoundedCount = 0
+    batches: Count = 0
 
 
 class ReadyReport(FrozenModel):
@@ -110,7 +101,7 @@ class ProbeReport(FrozenModel):
 
     op: Literal["probed"] = "probed"
     profile: WorkloadProfile
-    digests: dict[BoundedCount, LongText] = Field(default_factory=dict)
+    digests: dict[Count, LongText] = Field(default_factory=dict)
 
 
 class IdentityReport(FoundIdentity):
@@ -134,15 +125,15 @@ class FailureReport(FrozenModel):
     error: LongText  # type and message
     details: LongText = ""  # traceback
     on_device: bool = False  # whether the process uses an accelerator
-    samples: BoundedCount = 0  # of the trial, including the batch that failed
-    rank: BoundedCount | None = None  # the only training process that failed; None if all did
+    samples: Count = 0  # of the trial, including the batch that failed
+    rank: Count | None = None  # the only training process that failed; None if all did
 
 
 class LostRankReport(FrozenModel):
     """Child to parent: one of several training processes has ended, with a status as in `subprocess`."""
 
     op: Literal["lost"] = "lost"
-    rank: BoundedCount
+    rank: Count
     status: int
 
 

@@ -22,7 +22,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from pydantic import Field, ValidationError
 
-from autotune.config import BoundedRate, FrozenModel, LoaderConfig
+from autotune.config import FrozenModel, LoaderConfig, Rate
 from autotune.errors import StudyError, UsageError
 from autotune.protocol.measurement import TrialResult
 from autotune.request import SamplerName, TuningRequest
@@ -42,7 +42,7 @@ class TrialRecord(FrozenModel):
     config: LoaderConfig
     samples_per_second: Annotated[float, Field(ge=0, le=1e200)]  # the prediction if it was skipped, 0 if it failed
     predicted: Annotated[float, Field(ge=0, le=1e200)] = 0.0  # samples per second before the trial; 0 if unknown
-    relative_error: BoundedRate | None = None  # half-width of the 95% interval as a share; None if unknown
+    relative_error: Rate | None = None  # half-width of the 95% interval as a share; None if unknown
     constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)  # as in Optuna
     result: TrialResult | None = None  # None if it was skipped; without the measurement if an earlier run made it
 
