@@ -80,7 +80,6 @@ class WorkloadRequest(FrozenModel):
     step: Text | None = None  # import string of a factory that returns `step(batch)`; None is a built-in step
     step_seconds: Positive | None = None  # length of a simulated training step per batch; None is a real step
     device: Text = "auto"  # `auto`, `cpu`, or a torch device such as `cuda:0`
-    main: Text | None = None  # training script that workers import if they are not forked
     start_method: StartMethod | None = None  # of the workers; None is the workload's own or Python's default
     nproc_per_node: Annotated[int, Field(ge=1, le=64)] = 1  # training processes on this host, each with its own loader
     working_dir: Text = "."  # folder from which import strings are resolved

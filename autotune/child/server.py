@@ -91,14 +91,11 @@ class TrialServer:
     def _load(self, command: messages.LoadCommand) -> None:
         self._show("importing torch")
         from autotune.child.device import resolve_device
-        from autotune.child.importing import become_script
         from autotune.child.step import make_step
         from autotune.child.workload import load_workload, take_share
 
         sys.path.insert(0, str(Path.cwd()))
         request = command.workload
-        if request.main is not None:
-            become_script(request.main, request.dataset)
         self._role, self._stage = command.role, "device"
         self._device = resolve_device(request.device, 0 if self._world is None else self._world.rank)
         if self._world is not None:

@@ -138,7 +138,6 @@ OPTIONS: Final[Mapping[str, tuple[click.Option, ...]]] = {
         option("--sampler model|gp|tpe|random", "Built-in cost model, or an Optuna sampler.", "model"),
         option("--storage URL", "Optuna storage of the study, or a journal file. Default: in memory."),
         option("--study-name NAME", "Name of the Optuna study."),
-        option("--main FILE", "Your training script: spawn and forkserver workers import it, so its imports count."),
         option("--profile NAME", "Label of the profile in the file."),
     ),
 }
