@@ -177,16 +177,11 @@ class TrialServer:
     def _report_failure(self, error: BaseException) -> messages.FailureReport:
         stage: messages.Stage = "running step" if self._in_step else self._stage
         stage = "ranks" if isinstance(error, RankLostError) else stage
-        text = name_error(error)
-        if stage == "probe" and self._role == "main" and isinstance(error, Exception):
-            from autotune.child.sample_reader import describe_failures
-
-            self._show("counting samples that raise")
-            with suppress(Exception):  # of the dataset's length
-                text = "\n".join(filter(None, (text, describe_failures(self._workload))))
         samples = self._trial.count_samples() if self._trial is not None and self._stage == "trial" else 0
         details, on_device = format_error(error), self._uses_device()
-        return messages.FailureReport(stage=stage, error=text, details=details, on_device=on_device, samples=samples)
+        return messages.FailureReport(
+            stage=stage, error=name_error(error), details=details, on_device=on_device, samples=samples
+        )
 
     def _uses_device(self) -> bool:
         """Return whether this process uses an accelerator, for the step or in the dataset."""
