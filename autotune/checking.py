@@ -93,12 +93,6 @@ def check(
         quick: Whether to measure it again.
         with_workload: Whether to load the dataset and compare its samples.
         progress: Receives the events of the measurement.
-
-    Raises:
-        ProfileError: The file is not valid, has no such profile, or a profile without a valid request.
-        UsageError: torch is not installed, or the dataset or step cannot be used as stored.
-        WorkloadError: The user's code fails.
-        TrialError: The machine does not allow to start processes.
     """
     file, progress, machine = Path(path), progress or ProgressListener(), read_machine()
     chosen = select_profile(file, profile, machine)

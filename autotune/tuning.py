@@ -76,16 +76,8 @@ def tune(
         supervisor: Starts the processes of trials; None makes one.
         options: Fields of `TuningRequest` and `WorkloadRequest`, if `request` is an object.
 
-    Returns:
-        The result; its profile has been saved to `request.output`.
-
     Raises:
-        UsageError: The request cannot be carried out, or the time limit is too short to try anything.
-        WorkloadError: The user's code fails with every configuration.
-        NoFeasibleConfigError: No configuration works within the limits.
-        StudyError: The Optuna study cannot be used; the best so far has been saved, if there is one.
-        TrialError: The machine does not allow to run trials; the best so far has been saved, if there is one.
-        OutputError: The tuned file cannot be written; at the end of a run a `ResultNotSavedError` holds the profile.
+        DltuneError: The subclass says what failed. If trials ran, the best so far has been saved, or is in the error.
         KeyboardInterrupt: Interrupted before any configuration was measured.
     """
     request = request_from_object(request, options)

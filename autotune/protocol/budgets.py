@@ -60,11 +60,7 @@ class Budgets(RecordedBudgets):
 
 
 def plan_budgets(machine: MachineProfile, request: TuningRequest, workload: WorkloadProfile | None = None) -> Budgets:
-    """Convert the user's budgets for the host to bytes for each training process; device memory if `workload` is known.
-
-    Raises:
-        UsageError: A budget cannot be parsed.
-    """
+    """Convert the budgets for the host to bytes for each training process; device memory if `workload` is known."""
     share = request.workload.nproc_per_node
     max_workers = max(MAX_SEARCHED_WORKERS, 2 * count_whole_cpus(machine.usable_cpus))
     return Budgets(
