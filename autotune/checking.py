@@ -106,7 +106,8 @@ def check(
         return verify(request, chosen, progress, age)
     request.workload.check_import_strings()
     with TrialRunner(request.workload, request.stall_seconds, progress) as runner:
-        found = runner.identify(list_requested_sizes(request), plan_budgets(machine, request))
+        budgets = plan_budgets(machine, request).model_copy(update={"max_workers": 0})  # and no process for them
+        found = runner.probe(list_requested_sizes(request), budgets)
     here, workload = machine.hardware(found.accelerator), identify(request.workload, found)
     pairs = ((chosen.hardware, here), (chosen.software, found.software), (chosen.workload, workload))
     return _conclude(chosen, [*compare(*pairs), *age])

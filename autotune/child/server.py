@@ -79,7 +79,7 @@ class TrialServer:
         match command:
             case messages.LoadCommand():
                 self._load(command)
-            case messages.ProbeCommand() | messages.IdentifyCommand():
+            case messages.ProbeCommand():
                 self._stage = "probe"
                 return self._probe(command)
             case messages.TrialRequest():
@@ -123,12 +123,10 @@ class TrialServer:
         if request.step_seconds is not None and self._device.type == "cpu":
             self._warm_batch_sizes.add(None)
 
-    def _probe(self, command: messages.ProbeCommand | messages.IdentifyCommand) -> messages.Report:
-        from autotune.child.probe import identify_workload, profile_workload
+    def _probe(self, command: messages.ProbeCommand) -> messages.Report:
+        from autotune.child.probe import profile_workload
         from autotune.child.probe_workers import complete_profile
 
-        if isinstance(command, messages.IdentifyCommand):
-            return identify_workload(self._workload, self._device, command.batch_sizes, self._show)
         if command.profile is not None:
             profile = complete_profile(self._workload, command, command.profile, self._show)
             return messages.ProbeReport(profile=profile)

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from autotune.config import Count, Fraction, FrozenModel, LoaderConfig, LongText, Rate, Seconds
 from autotune.protocol.measurement import Measurement, TrialResult
-from autotune.protocol.workload_profile import FoundIdentity, WorkloadProfile
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
@@ -25,7 +25,6 @@ MEASURING_PHASE: Final = "measuring"  # of a trial
 Role = Literal["main", "workers"]
 Stage = Literal["import", "device", "ranks", "dataset", "step", "probe", "trial", "running step"]
 NewProcess = Literal["fork", "interpreter"]
-BatchSizes = tuple[Annotated[int, Field(ge=1)], ...]  # of the request; empty for those of the workload
 
 
 class TrialRequest(FrozenModel):
@@ -62,17 +61,10 @@ class ProbeCommand(FrozenModel):
     """Parent to child: profile the workload, as far as the role of the process allows."""
 
     op: Literal["probe"] = "probe"
-    batch_sizes: BatchSizes = ()
+    batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()  # of the request; empty for those of the workload
     usable_cpus: Annotated[float, Field(gt=0, le=1e6)]  # that can be kept busy, by affinity and by every quota
     profile: WorkloadProfile | None = None  # for role `workers`: the profile by role `main`, to be completed
     digests: dict[Count, LongText] = Field(default_factory=dict)  # of samples as role `main` read them, by index
-
-
-class IdentifyCommand(FrozenModel):
-    """Parent to child: identify the workload from a few batches."""
-
-    op: Literal["identify"] = "identify"
-    batch_sizes: BatchSizes = ()
 
 
 class ReleaseCommand(FrozenModel):
@@ -104,12 +96,6 @@ class ProbeReport(FrozenModel):
     digests: dict[Count, LongText] = Field(default_factory=dict)
 
 
-class IdentityReport(FoundIdentity):
-    """Child to parent: the identity of the workload."""
-
-    op: Literal["identified"] = "identified"
-
-
 class TrialReport(FrozenModel):
     """Child to parent: the trial's measurement; its workers are still alive."""
 
@@ -137,11 +123,9 @@ class LostRankReport(FrozenModel):
     status: int
 
 
-Command = Annotated[
-    LoadCommand | ProbeCommand | IdentifyCommand | TrialRequest | ReleaseCommand, Field(discriminator="op")
-]
+Command = Annotated[LoadCommand | ProbeCommand | TrialRequest | ReleaseCommand, Field(discriminator="op")]
 Report = Annotated[
-    ProgressReport | ReadyReport | ProbeReport | IdentityReport | TrialReport | FailureReport | LostRankReport,
+    ProgressReport | ReadyReport | ProbeReport | TrialReport | FailureReport | LostRankReport,
     Field(discriminator="op"),
 ]
 COMMAND: Final[TypeAdapter[Command]] = TypeAdapter(Command)

@@ -86,8 +86,8 @@ class CostlyLine(FrozenModel):
     share: Fraction
 
 
-class FoundIdentity(FrozenModel):
-    """Properties that identify a workload, as the child found them."""
+class WorkloadProfile(FrozenModel):
+    """Properties and costs of a workload, as the probe measured them."""
 
     kind: Literal["map", "iterable"]
     samples: Count | None  # in an epoch; None if unknown
@@ -97,11 +97,6 @@ class FoundIdentity(FrozenModel):
     loader_decides: tuple[SettingName, ...] = ()  # settings that a custom loader decides
     software: Software
     accelerator: Accelerator | None = None
-
-
-class WorkloadProfile(FoundIdentity):
-    """Properties and costs of a workload, as the probe measured them."""
-
     description: LongText
     counted_samples: Count | None = None  # in an epoch of an iterable dataset; None if an epoch takes long
     epoch_batches: Count | None = None  # in an epoch if the user's code makes the batches; else None
@@ -146,8 +141,8 @@ class WorkloadProfile(FoundIdentity):
         return self.model_copy(update={name: -(-one // processes) for name, one in totals.items() if one is not None})
 
 
-def identify(request: WorkloadRequest, found: FoundIdentity) -> WorkloadIdentity:
-    """Return the identity of a workload, from its request and from what the child found."""
+def identify(request: WorkloadRequest, found: WorkloadProfile) -> WorkloadIdentity:
+    """Return the identity of a workload, from its request and its profile."""
     return WorkloadIdentity(
         dataset=request.dataset,
         dataset_args=request.dataset_args,

@@ -241,16 +241,6 @@ class TrialRunner:
             failure = reply.message
         return profile.model_copy(update={"worker_failure": failure})
 
-    def identify(self, batch_sizes: Sequence[int], budgets: Budgets) -> messages.IdentityReport:
-        """Load the workload and a few batches, and return its identity; raises what `probe` raises."""
-        self._limits, self._ranks = budgets, 1
-        command = messages.IdentifyCommand(batch_sizes=tuple(batch_sizes))
-        reply = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
-        if isinstance(reply, messages.IdentityReport):
-            return reply
-        self.close()
-        raise diagnosis.start_error(reply, self._workload)
-
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial; a child that failed is ended with its whole tree, and the next trial gets a new one."""
         started = time.monotonic()
