@@ -49,16 +49,6 @@ def render_summary(
     return "\n".join([*_fold(rows, width), *(_usage(report) if is_change else [])])
 
 
-def render_verified(
-    profile: TunedProfile, file: str, rate: float, *, width: int = WIDTH, name: str | None = None
-) -> str:
-    """Write that a stored result is still valid; `rate` is its throughput now, in samples per second."""
-    then = f"{number(profile.result.samples_per_second)} when tuned on {profile.created_at:%Y-%m-%d}"
-    rows = [("Result  ", _arguments(profile)), (_INDENT, f"still valid: {number(rate)} samples/s, {then}")]
-    rows.append((_INDENT, "--fresh tunes from scratch."))
-    return "\n".join([*_fold(rows, width), *_usage(make_report(profile, file, name))])
-
-
 def render_profile(profile: TunedProfile, file: str, *, name: str | None = None) -> str:
     """Write everything that a report holds, for `dltune show`."""
     report = make_report(profile, file, name)
