@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from autotune.config import LoaderConfig
-from autotune.errors import DltuneError, OutputError, ProfileError, ResultNotSavedError, UsageError
+from autotune.errors import DltuneError, OutputError, ProfileError, ResultNotSavedError, TrialError, UsageError
 from autotune.preparation import check_request, find_stored, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.profiles.store import format_file, save_profile
 from autotune.progress import ProgressListener
-from autotune.protocol.interruption import raise_on_lost_device
-from autotune.protocol.messages import RunTrial
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import RunTrial, TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest, explain_invalid, find_import_string
 from autotune.runner.runner import TrialRunner
@@ -28,7 +28,7 @@ from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.procfs import TRIAL_VARIABLE
-from autotune.system.signals import defer_interrupts
+from autotune.system.signals import defer_interrupts, raise_lost_interrupt
 from autotune.time_budget import TimeBudget
 from autotune.validation.decision import select_candidates
 from autotune.validation.result import build_profile
@@ -101,6 +101,19 @@ def _select_candidates(plan: Plan, found: SearchOutcome) -> list[LoaderConfig]:
     model = found.model
     speedups = model.surrogate.predict_speedups
     return select_candidates(found.records, plan, model.is_allowed, model.expected(), speedups)
+
+
+def raise_on_lost_device(run_trial: RunTrial) -> RunTrial:
+    """Wrap `run_trial` to raise TrialError if the device is lost, and a lost interrupt before each trial."""
+
+    def run(request: TrialRequest) -> TrialResult:
+        raise_lost_interrupt()
+        result = run_trial(request)
+        if result.status == "device_lost":
+            raise TrialError(f"Trials can no longer be run: the last one {result.message}.", result.details)
+        return result
+
+    return run
 
 
 def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from autotune.config import Interval, LoaderConfig
+from autotune.errors import capture_interruption
 from autotune.profiles.schema import BatchWaits, CandidateResult
 from autotune.progress import ProgressListener
-from autotune.protocol.interruption import capture_interruption
 from autotune.protocol.measurement import Measurement, TrialResult
 from autotune.protocol.messages import NewProcess, RunTrial, TrialRequest
 from autotune.protocol.statistics import paired_ratio, throughput_ci95
