@@ -214,6 +214,6 @@ def find_costly_lines(workload: LoadedWorkload) -> tuple[CostlyLine, ...]:
     shares = {one: min(1.0, (totals[one] - measure(one)) / loading) for one in totals if not is_foreign(one)}
     ranked = sorted(((share, *one) for one, share in shares.items() if share >= 0.05), reverse=True)
     return tuple(
-        CostlyLine(file=file, line=line, function=name, source=linecache.getline(file, line).strip(), share=share)
-        for share, file, line, name in ranked[:5]
+        CostlyLine(file=file, line=line, source=linecache.getline(file, line).strip(), share=share)
+        for share, file, line, _ in ranked[:5]
     )

@@ -77,11 +77,10 @@ class H2DBandwidth(FrozenModel):
 
 
 class CostlyLine(FrozenModel):
-    """A function of the user's code by its first line, and its share of the loading time."""
+    """A function of the user's code, by its first line, and its share of the loading time."""
 
     file: LongText
     line: Count
-    function: LongText
     source: LongText  # empty if unknown
     share: Fraction
 

@@ -29,7 +29,7 @@ def advise(bottleneck: Bottleneck, budgets: Budgets | None = None, **workload: A
     )
 
 
-LINE = CostlyLine(file="/home/ada/train/data.py", line=12, function="load", source="image = decode(path)", share=0.71)
+LINE = CostlyLine(file="/home/ada/train/data.py", line=12, source="image = decode(path)", share=0.71)
 
 
 @pytest.mark.parametrize(
