@@ -47,7 +47,6 @@ def _show_help() -> Iterator[str]:
     for command in cli.commands.values():
         command._help_option = None  # click keeps that of the first context, which another test may have made
     yield _call("--help")
-    yield _call("tune", "--help-all")
     yield from (_call(name, "--help") for name in sorted(cli.commands))
 
 
