@@ -76,7 +76,6 @@ class WorkloadRequest(FrozenModel):
     is_loader: bool = False  # whether the factory takes DataLoader settings and returns a loader (`--loader`)
     dataset_args: JsonDict = Field(default_factory=dict)  # of the factory
     split: Text | None = None  # name of one of several loaders or datasets that the factory returns
-    collate: Text | None = None  # import string of a `collate_fn`; None keeps the workload's own
     step: Text | None = None  # import string of a factory that returns `step(batch)`; None is a built-in step
     step_seconds: Positive | None = None  # length of a simulated training step per batch; None is a real step
     device: Text = "auto"  # `auto`, `cpu`, or a torch device such as `cuda:0`
@@ -102,7 +101,7 @@ class WorkloadRequest(FrozenModel):
     def check_import_strings(self) -> None:
         """Raise UsageError if an import string is malformed."""
         named = {"--loader" if self.is_loader else "--dataset": self.dataset, "--step": self.step}
-        for option, text in (named | {"--collate": self.collate}).items():
+        for option, text in named.items():
             if text is not None:
                 check_import_string(option, text)
 

@@ -91,8 +91,6 @@ class LoadedWorkload:
 
 def load_workload(request: WorkloadRequest, ends_with_sampler: bool | None = None) -> LoadedWorkload:
     """Call the user's factory, or raise UsageError; `ends_with_sampler` is known if another process has called it."""
-    if request.is_loader and request.collate is not None:
-        raise UsageError("--collate: a function for --loader makes the whole loader; pass the collate function there.")
     loaded = (_load_function if request.is_loader else _load_dataset)(request, ends_with_sampler)
     method, baseline = request.start_method, loaded.baseline
     if method is None:
@@ -117,13 +115,7 @@ def _load_dataset(request: WorkloadRequest, ends_with_sampler: bool | None) -> L
             made.setup(stage="fit")
             made = made.train_dataloader()
         made = choose_split(made, request.split, source)
-    loaded = dataclasses.replace(wrap_dataset(made, source, ends_with_sampler), owner=owner)
-    if request.collate is None:
-        return loaded
-    collate, own = import_attribute(request.collate), loaded.own
-    if own is not None:
-        own = dataclasses.replace(own, arguments={**own.arguments, "collate_fn": collate})
-    return dataclasses.replace(loaded, parts=dataclasses.replace(loaded.parts, collate_fn=collate), own=own)
+    return dataclasses.replace(wrap_dataset(made, source, ends_with_sampler), owner=owner)
 
 
 def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> LoadedWorkload:

@@ -131,7 +131,6 @@ OPTIONS: Final[Mapping[str, tuple[click.Option, ...]]] = {
     ),
     "Output": (option("-o --output FILE", "File for the result.", "dltune.json"), *OUTPUT),
     "Advanced": (
-        option("--collate MODULE:NAME", "collate_fn to use instead of the workload's own."),
         option("--trial-time TIME", "Time per validation trial; search trials use 60% of it.", "2s"),
         option("--stall-time TIME", "Stop a trial that makes no progress for this long.", "60s"),
         option("--seed N", "Seed of the sampler.", 0),

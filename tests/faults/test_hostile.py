@@ -123,7 +123,7 @@ FAILING = {  # the parts of the message, as in a doctest
         (FAILED, hostile("make_only_once", ALONE), "ended an epoch after 0 batches ... in every __iter__"),
     ],
     "Batch needs grad": [(FAILED, hostile("make", name="grad"), "automatic differentiation ... sample.detach()")],
-    "Ragged / None / object": [(FAILED, hostile("make", name="ragged"), "--collate PKG.MOD:FUNCTION")],
+    "Ragged / None / object": [(FAILED, hostile("make", name="ragged"), "collate_fn=...")],
     "Empty / 0 batches / infinite iterable": [
         (FAILED, hostile("make", name="nothing"), "delivered no batch at all"),
         (FAILED, hostile("make", ALONE, name="dropped"), "delivered no batch at all"),
@@ -184,7 +184,7 @@ REFUSED: dict[str, list[Any]] = {
     ],
     "Epoch that ends early": [(hostile("make_only_once"), "start again in every __iter__")],
     "Ragged / None / object": [
-        (hostile("make", name=name), f"{text} ... --collate PKG.MOD:FUNCTION ... collate.py")
+        (hostile("make", name=name), f"{text} ... collate_fn=... ... collate.py")
         for name, text in (("ragged", "equal size"), ("none", "NoneType"), ("object", "'object'"))
     ],
     "Empty / 0 batches / infinite iterable": [
