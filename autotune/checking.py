@@ -109,7 +109,7 @@ def check(
             budgets = plan_budgets(machine, request).model_copy(update={"max_workers": 0})
             workload = runner.probe(list_requested_sizes(request), budgets)
             return _conclude(chosen, [*_compare(chosen, machine, request, workload), *age])
-        plan = prepare_run(request, machine, None, runner, progress, time_budget)
+        plan = prepare_run(request, machine, None, runner, time_budget)
         differences = [*_compare(chosen, machine, request, plan.workload), *age]
         if any(one.requires_retune for one in differences):
             return _conclude(chosen, differences)

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from autotune.errors import ProfileError
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import check_writable, read_profiles
-from autotune.progress import ProgressListener
 from autotune.protocol.budgets import plan_budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, explain_invalid
@@ -54,7 +53,6 @@ def prepare_run(
     machine: MachineProfile,
     workload: WorkloadProfile | None,
     runner: TrialRunner,
-    progress: ProgressListener,
     time_budget: TimeBudget,
 ) -> Plan:
     """Profile the workload unless its profile is given, and plan limits and search space."""
@@ -65,7 +63,7 @@ def prepare_run(
     budgets = plan_budgets(machine, request, workload)
     runner.limit(budgets, workload)
     plan = make_plan(request, machine, workload, budgets)
-    progress.show_plan(plan)
+    runner.progress.show_plan(plan)
     if runner.start_seconds is not None:
         time_budget.start_seconds = runner.start_seconds
     time_budget.begin_search()

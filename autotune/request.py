@@ -100,10 +100,9 @@ class WorkloadRequest(FrozenModel):
 
     def check_import_strings(self) -> None:
         """Raise UsageError if an import string is malformed."""
-        named = {"--loader" if self.is_loader else "--dataset": self.dataset, "--step": self.step}
-        for option, text in named.items():
-            if text is not None:
-                check_import_string(option, text)
+        check_import_string("--loader" if self.is_loader else "--dataset", self.dataset)
+        if self.step is not None:
+            check_import_string("--step", self.step)
 
 
 class TuningRequest(FrozenModel):
@@ -197,14 +196,9 @@ def check_import_string(option: str, text: str) -> None:
 def find_import_string(value: object) -> str:
     """Return the import string of an object; raise UsageError if it is no module-level name of a file."""
     qualified = getattr(value, "__qualname__", None) if callable(value) else None
-    if isinstance(qualified, str) and "<" in qualified:
-        raise UsageError(
-            f"{qualified} is a lambda, or defined inside a function, so a trial cannot import it. Define it at module "
-            "level with def, and pass that."
-        )
     home = sys.modules.get(getattr(value, "__module__", None) or "")
-    if qualified is not None and home is not None:  # a function or class
-        found = [(home, qualified)]
+    if qualified is not None and home is not None:  # a function or class; a lambda or a local one has no name
+        found = [(home, qualified)] if "<" not in qualified else []
     else:
         modules = [one for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
         held = ((module, name) for module in modules for name, one in list(vars(module).items()) if one is value)
@@ -212,7 +206,7 @@ def find_import_string(value: object) -> str:
     if not found:
         raise UsageError(
             f"This {type(value).__name__} is not a module-level name, so a trial cannot import it. Define a function "
-            "at module level, def make_loader(): ..., and pass that: tune(make_loader)."
+            "at module level with def make_loader(): ..., and pass that: tune(make_loader)."
         )
     module, name = found[0]
     file, main = (getattr(one, "__file__", None) for one in (module, sys.modules["__main__"]))

@@ -84,7 +84,7 @@ def tune(
     time_budget, progress = time_budget or TimeBudget(request), progress or ProgressListener()
     check_request(request)
     with TrialRunner(request.workload, request.stall_seconds, progress, supervisor) as runner:
-        plan = prepare_run(request, machine or read_machine(), workload, runner, progress, time_budget)
+        plan = prepare_run(request, machine or read_machine(), workload, runner, time_budget)
         measure = time_budget.timed(raise_on_lost_device(run_trial or runner.run))
         unfinished = None if request.fresh else find_stored(request, plan.machine, validated=False)
         found = Search(plan, measure, progress, time_budget.allows_trial, earlier, unfinished).run()

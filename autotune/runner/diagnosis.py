@@ -101,12 +101,12 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
             "(pytorch/pytorch#142884): return tensors, and raise errors whose class can be imported"
         ),
         r"stack expects each tensor to be equal size|should be of equal size|storage that is not resizable": (
-            "The samples of a batch differ in size: pad them in a collate_fn, and return autotune.Workload(dataset=..., "
-            "collate_fn=...) or a DataLoader"
+            "The samples of a batch differ in size: pad them in a collate_fn, and return a DataLoader that has it, or "
+            "autotune.Workload(dataset=..., collate_fn=...)"
         ),
         r"default_collate: batch must contain": (
-            "torch cannot collate such samples: return tensors, numbers or dicts, or autotune.Workload(dataset=..., "
-            "collate_fn=...) or a DataLoader"
+            "torch cannot collate such samples: return tensors, numbers or dicts from the dataset, or "
+            "autotune.Workload(dataset=..., collate_fn=...) from the factory"
         ),
         r"don't support automatic differentiation|non-leaf tensor which requires_grad": (
             "A worker cannot send a sample that needs a gradient: return sample.detach()"

@@ -170,7 +170,7 @@ class TrialRunner:
         self.start_seconds: float | None = None  # what the last start of a process and of its dataset took
         self._workload = workload
         self._stall_seconds = stall_seconds
-        self._progress = progress or ProgressListener()
+        self.progress = progress or ProgressListener()
         self._owns_supervisor = supervisor is None
         self._supervisor = supervisor or SupervisorClient(workload.nproc_per_node)
         self._child: TrialProcess | None = None
@@ -277,7 +277,7 @@ class TrialRunner:
             is_new = isinstance(command, TrialRequest) and command.new_process == "interpreter"
             folder = self._workload.working_dir
             try:
-                self._child = TrialProcess(self._supervisor, folder, self._progress, interpreter=is_new)
+                self._child = TrialProcess(self._supervisor, folder, self.progress, interpreter=is_new)
             except OSError as error:  # no space for a folder, no process left
                 where = f" ({error.filename})" if error.filename is not None else ""
                 raise TrialError(f"Trials can no longer be run: {error.strerror or error}{where}.") from None
