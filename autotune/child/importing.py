@@ -13,7 +13,6 @@ from typing import Any
 
 from autotune.errors import UsageError
 from autotune.request import split_import_string
-from autotune.system.software import find_module
 
 
 def import_attribute(text: str) -> Any:
@@ -36,8 +35,7 @@ def import_script(path: Path) -> ModuleType:
     """Import a script as a module of its name, by which spawned workers find it: its folder is first in `sys.path`."""
     file, name = path.resolve(), path.stem
     if not file.is_file():
-        found = find_module(path.stem, Path())
-        raise UsageError(f"{path}: no such file in {Path.cwd()}.{'' if found is None else f' There is {found}.'}")
+        raise UsageError(f"{path}: no such file in {Path.cwd()}.")
     sys.path.insert(0, str(file.parent))
     known = sys.modules.get(name)
     if known is not None:
@@ -62,6 +60,6 @@ def _import_module(name: str, attribute: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module exists; one that it imports does not
-        problem = f"{name}:{attribute}: No module named {error.name!r}, neither in {Path.cwd()} nor installed."
-    found = find_module(name, Path())
-    raise UsageError(problem if found is None else f"{problem} There is {found}: use its path, {found}:{attribute}")
+        problem = f"No module named {error.name!r}, neither in {Path.cwd()} nor installed"
+        hint = f"If its file is elsewhere, pass the path, as in src/{name.replace('.', '/')}.py:{attribute}."
+        raise UsageError(f"{name}:{attribute}: {problem}. {hint}") from None

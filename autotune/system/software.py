@@ -95,12 +95,3 @@ def read_thread_variables(environ: Mapping[str, str] = os.environ) -> dict[str, 
 def is_library(file: str) -> bool:
     """Return whether a file of Python code belongs to the interpreter, to an installed package, or to dltune."""
     return file.startswith(("<", *ROOTS)) or not INSTALLED.isdisjoint(Path(file).parts)
-
-
-def find_module(name: str, folder: Path) -> Path | None:
-    """Return the nearest file or package of a dotted module name in a folder or two levels below; None without one."""
-    ends, skipped = [name.replace(".", "/") + end for end in (".py", "/__init__.py")], {*INSTALLED, "build", "dist"}
-    for file in (file for depth in range(3) for end in ends for file in sorted(folder.glob("*/" * depth + end))):
-        if not any(part.startswith(".") or part in skipped for part in file.relative_to(folder).parts):
-            return file
-    return None
