@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import resource
 import signal
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -122,7 +121,7 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
         r"StopIteration": "It silently ends an epoch if __getitem__ or collate_fn raises it: raise another error",
         r"Caught \w+ in pin memory thread": "The batch could not be pinned: tune with --set pin_memory=false",
         r"ModuleNotFoundError: No module named": (
-            f"Install it with {sys.executable} -m pip install; if it is yours, add its folder to PYTHONPATH"
+            "Install it in the environment that trains; if it is yours, add its folder to PYTHONPATH"
         ),
         r"attempted relative import": "Name the file with its package, from the folder above: PACKAGE.MODULE:NAME",
         r"Cannot re-initialize CUDA in forked subprocess|CUDA error: initialization error": (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.child.importing import import_attribute
+from autotune.child.workload import import_attribute
 from autotune.errors import UsageError
 from autotune.request import check_import_string, split_import_string
 from tests.builders import write_files
