@@ -56,7 +56,6 @@ _COMPARED: Final[dict[str, tuple[str, float | None]]] = {
     "cuda": ("CUDA", None),
     "python": ("Python", None),
     "start_method": ("start method", 0.0),
-    "thread_variables": ("thread limits", None),
     "dataset": ("dataset", 0.0),
     "split": ("split", 0.0),
     "loader_class": ("loader class", 0.0),
@@ -81,8 +80,6 @@ def compare(*pairs: tuple[FrozenModel, FrozenModel]) -> list[Difference]:
 
 
 def _write(field: str, value: Any) -> str:
-    if isinstance(value, dict):
-        value = " ".join(f"{name}={text}" for name, text in value.items()) or None
     if value is None or isinstance(value, str):
         return value or "none"
     return format_bytes(value) if field.endswith("_bytes") else f"{value:,}" if isinstance(value, int) else f"{value:g}"

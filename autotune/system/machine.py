@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import Field
-
 from autotune.config import Count, Cpus, FrozenModel, StartMethod
 from autotune.system.cgroups import list_memory_limits, read_available, read_cpu_quota
 from autotune.system.procfs import CGROUP, PROC, SHM, read_field
@@ -58,7 +56,6 @@ class Software(FrozenModel):
     cuda: str | None  # version that torch was built with; None for a CPU build
     python: str
     start_method: StartMethod  # of workers, by default
-    thread_variables: dict[str, str] = Field(default_factory=dict)  # which limit the threads of libraries
 
 
 @dataclass(frozen=True, slots=True)

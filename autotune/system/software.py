@@ -21,7 +21,6 @@ THREAD_VARIABLES: Final = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS"),
     *("RAYON_NUM_THREADS", "POLARS_MAX_THREADS", "BLOSC_NTHREADS"),
 )  # most libraries read them on first use
-PLACEMENT_VARIABLES: Final = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "TOKENIZERS_PARALLELISM")
 RANKS: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
 ROOTS: Final = (str(Path(os.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)  # Python's, dltune's
 INSTALLED: Final = {"site-packages", "dist-packages"}
@@ -63,7 +62,6 @@ def read_software(torch_version: Any) -> Software:
         cuda=torch_version.cuda,
         python=platform.python_version(),
         start_method=read_start_method_in_force(),
-        thread_variables=read_thread_variables(),
     )
 
 
@@ -85,11 +83,6 @@ def read_local_world_size(environ: Mapping[str, str] = os.environ) -> int:
     deepspeed, lightning = (environ.get(name, "") * ("LOCAL_RANK" in environ) for name in ("LOCAL_SIZE", "WORLD_SIZE"))
     texts = (*(environ.get(name, "") for name in RANKS), deepspeed, *of_slurm, lightning)
     return max(1, next((int(text) for text in texts if text.isdecimal()), 1))
-
-
-def read_thread_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that are set and decide how many threads libraries start, and on which CPUs."""
-    return {name: environ[name] for name in (*THREAD_VARIABLES, *PLACEMENT_VARIABLES) if name in environ}
 
 
 def is_library(file: str) -> bool:

@@ -15,7 +15,6 @@ from autotune.system.software import (
     TorchVersion,
     is_library,
     read_local_world_size,
-    read_thread_variables,
     read_torch,
 )
 from tests.builders import write_files
@@ -71,11 +70,6 @@ print(json.dumps([[list(read), method], actual, is_imported, is_undecided, read_
 )
 def test_each_launcher_says_how_many_processes_share_the_host(environ: dict[str, str], processes: int) -> None:
     assert read_local_world_size(environ) == processes
-
-
-def test_only_variables_that_limit_threads_are_read() -> None:
-    environ = {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "HOME": "/root"}
-    assert read_thread_variables(environ) == {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @pytest.mark.parametrize(
