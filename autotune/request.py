@@ -89,11 +89,6 @@ class WorkloadRequest(FrozenModel):
             raise ValueError("a training step and a simulated step time exclude each other: give one of them")
         return self
 
-    @property
-    def title(self) -> str:
-        """Name of the workload."""
-        return self.dataset if self.split is None else f"{self.dataset} [{self.split}]"
-
     def describe_step(self) -> str:
         """Return the name of the step in reports."""
         return self.step or (f"simulated {format_seconds(self.step_seconds)}" if self.step_seconds else "built-in")

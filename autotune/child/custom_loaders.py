@@ -11,20 +11,18 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, get_args
+from typing import Any, Final, cast
 
 from torch.utils.data import DataLoader
 
 from autotune.child.errors import shut_down_workers
 from autotune.child.loader import IterableLoader, MeasuredLoader, StoppableDataLoader, make_stoppable
-from autotune.config import LoaderConfig
+from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import UsageError
 from autotune.profiles.loaders import choose_arguments, list_parameters, takes
 from autotune.settings import SETTINGS, SettingName
 
-LOADER_SETTINGS: Final[tuple[SettingName, ...]] = tuple(
-    name for name in get_args(SettingName) if SETTINGS[name].section == "dataloader"
-)
+LOADER_SETTINGS: Final = cast("tuple[SettingName, ...]", tuple(DataLoaderSettings.model_fields))
 SETTABLE: Final[tuple[SettingName, ...]] = (*LOADER_SETTINGS, "worker_threads")
 NEEDING_WORKERS: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context", "timeout")
 LOOPS: Final = ("__iter__", "__next__")

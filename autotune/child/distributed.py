@@ -131,8 +131,14 @@ class RankEnv:
     store: Path
     port: int
 
-    def export_environment(self) -> None:
-        """Set the variables that torchrun sets; the supervisor has those of threads."""
+    def init_process_group(self) -> RankSync:
+        """Initialize torch's default process group, after the variables that torchrun sets but those of threads.
+
+        CUDA tensors use NCCL if each rank has a GPU.
+        """
+        import torch
+        import torch.distributed as dist
+
         size, rank = str(self.size), str(self.rank)
         os.environ |= {
             **dict.fromkeys(("RANK", "LOCAL_RANK"), rank),
@@ -141,12 +147,6 @@ class RankEnv:
             "MASTER_ADDR": HOST,
             "MASTER_PORT": str(self.port),
         }
-
-    def init_process_group(self) -> RankSync:
-        """Initialize torch's default process group; CUDA tensors use NCCL if each rank has a GPU."""
-        import torch
-        import torch.distributed as dist
-
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host
         has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= self.size and dist.is_nccl_available()
         backend = "cpu:gloo,cuda:nccl" if has_gpus else "gloo"
@@ -177,9 +177,7 @@ class RankGroup:
                 for other in (*self._channels, tuner):
                     other.close()
                 reseed_rngs()
-                env = RankEnv(rank, size, store, port)
-                env.export_environment()
-                serve_rank(Channel(theirs), env)
+                serve_rank(Channel(theirs), RankEnv(rank, size, store, port))
                 os._exit(0)
             theirs.close()
             self._pids.append(pid)
