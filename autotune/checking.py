@@ -176,7 +176,6 @@ def _conclude(
     reasons: tuple[str, ...] = (),
     remeasured: Remeasurement | None = None,
 ) -> CheckResult:
-    """Return the result of a check: differences that require retuning are reasons, others are information."""
     retune, info = (tuple(one.text for one in differences if one.requires_retune is kind) for kind in (True, False))
     reasons = (*retune, *reasons)
     return CheckResult(profile=profile.id, is_valid=not reasons, reasons=reasons, info=info, remeasured=remeasured)

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
@@ -27,8 +27,6 @@ SEED_COUNT: Final = 2**32  # numpy's generators take no larger seed
 _NAME: Final = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _IMPORT_STRING: Final = re.compile(rf"({_NAME}|[^:\n\0]*[^:/\n\0]\.py):({_NAME})")
 Positive = Annotated[float, Field(gt=0, le=1e9)]
-
-
 Text = Annotated[str, AfterValidator(check_json)]
 
 
@@ -161,11 +159,6 @@ class ImportString(NamedTuple):
     place: str  # the module's dotted name, or the path of a script
     attribute: str  # may be dotted
     is_script: bool
-
-    @property
-    def module(self) -> str:
-        """The name that it is imported by; a script's is that of its file."""
-        return PurePath(self.place).stem if self.is_script else self.place
 
 
 def split_import_string(text: str) -> ImportString | None:

@@ -105,7 +105,6 @@ class RankSync:
         return tuple(RankWaits(wait_seconds=seconds, steps=self._steps) for seconds in waits)
 
     def _sum(self, values: list[float]) -> list[float]:
-        """Return the sums over all ranks."""
         if self._size == 1:
             return values
         import torch

@@ -73,9 +73,6 @@ class HashedDataset(Dataset[str]):
     def __init__(self, dataset: Any, compared: Collection[int]) -> None:
         self._dataset, self._compared = dataset, compared
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
     def __getitem__(self, index: int) -> str:
         if index not in self._compared:
             self._dataset[index]

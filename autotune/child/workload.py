@@ -208,7 +208,6 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
 
 
 def _check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], source: str) -> None:
-    """Raise UsageError if a factory does not accept these arguments, or requires others."""
     try:
         inspect.signature(factory).bind(**arguments)
     except ValueError:  # a compiled function has no signature

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, get_
 from autotune.config import DataLoaderSettings, FrozenModel, LoaderConfig
 from autotune.errors import ProfileError, UsageError
 from autotune.profiles.export import Library, translate
-from autotune.profiles.loaders import choose_arguments, list_kept, make_worker_init, replace_loader
+from autotune.profiles.loaders import NEEDS_WORKERS, choose_arguments, list_kept, make_worker_init, replace_loader
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_file
 from autotune.settings import SETTINGS
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 OnMismatch = Literal["warn", "error", "default"]
 Target = TypeVar("Target")
-NEEDS_WORKERS: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context")
 MAX_BYTES_CHANGE: Final = 0.02  # of memory or /dev/shm: a kernel update changes them by less
 MAX_SHARE: Final = 0.8  # of memory or /dev/shm that loaders may fill
 RESERVED_FILES: Final = 128  # open files of the process itself and of the batches in flight

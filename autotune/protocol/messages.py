@@ -133,7 +133,7 @@ REPORT: Final[TypeAdapter[Report]] = TypeAdapter(Report)
 
 
 class ChannelClosedError(Exception):
-    """The other process has ended, or stopped within a message."""
+    """The other process has ended, stopped within a message, or sent more than 64 MiB."""
 
 
 class Channel:
@@ -159,11 +159,7 @@ class Channel:
             raise ChannelClosedError(str(error)) from None
 
     def receive(self, timeout: float | None = None) -> str | None:
-        """Wait for one message; return None if none begins within `timeout` seconds.
-
-        Raises:
-            ChannelClosedError: The other process has ended, stopped within a message, or sent more than 64 MiB.
-        """
+        """Wait for one message; return None if none begins within `timeout` seconds. Raises ChannelClosedError."""
         try:
             if not self._connection.poll(timeout):
                 return None

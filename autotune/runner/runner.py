@@ -129,7 +129,6 @@ class TrialProcess:
         return TrialFailure(status, message, output)
 
     def _describe_exit(self, limits: Limits, status: int | None, rank: int | None = None) -> TrialFailure:
-        """Describe the end of the process, or of one of several training processes."""
         self.monitor.read(limits.budgets)
         output = self.read_output()
         self.end()
