@@ -23,6 +23,7 @@ TrialStatus = Literal[
 StopReason = Literal["done", "precise", "pruned", "time"]
 
 CODE_FAILURES: Final[tuple[TrialStatus, ...]] = ("workload_failed", "crashed", "stalled")
+MIN_EPOCH_SECONDS: Final = 1e-9
 
 
 class EpochTrace(FrozenModel):
@@ -64,6 +65,8 @@ class Measurement(FrozenModel):
     def _check_epochs(self) -> Self:
         if not sum(trace.samples for trace in self.epochs):
             raise ValueError("no sample was delivered")
+        if any(trace.end_seconds < MIN_EPOCH_SECONDS for trace in self.epochs):
+            raise ValueError("an epoch cannot take no time")
         return self
 
 

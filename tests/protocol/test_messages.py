@@ -101,10 +101,11 @@ def test_an_epoch_that_no_clock_can_have_measured_is_refused(changes: dict[str, 
         type(trace).model_validate(trace.model_dump() | changes)
 
 
-def test_a_measurement_of_nothing_is_refused() -> None:
-    trace = make_trace([0.0]).model_dump() | {"samples": 0, "batch_seconds": []}
-    document = {"epochs": [trace], "epoch_batches": 1, "stopped": "done"}
-    with pytest.raises(ValidationError, match="no sample"):
+@pytest.mark.parametrize(("changes", "words"), [({"samples": 0}, "no sample"), ({"end_seconds": 0.0}, "take no time")])
+def test_a_measurement_of_nothing_is_refused(changes: dict[str, Any], words: str) -> None:
+    trace = make_trace([0.0]).model_dump() | changes
+    document = {"epochs": [trace | {"batch_seconds": []}], "epoch_batches": 1, "stopped": "done"}
+    with pytest.raises(ValidationError, match=words):
         Measurement.model_validate(document)
 
 
