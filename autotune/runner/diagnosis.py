@@ -236,6 +236,13 @@ def reclassify_oom_kill(failure: TrialFailure, peak: ResourceUsage, budgets: Bud
     return replace(failure, status="out_of_memory", message=message + format_bytes(budgets.memory_bytes))
 
 
+def reject_report(reply: Reply) -> TrialFailure:
+    """Return the failure of a process, or that of one that replied to another command."""
+    if isinstance(reply, TrialFailure):
+        return reply
+    return TrialFailure("crashed", f"sent an unexpected reply ({type(reply).__name__})")
+
+
 def make_result(
     request: TrialRequest, reply: Reply, peak: ResourceUsage, budgets: Budgets, batches: int, output: str, ranks: int
 ) -> TrialResult:
@@ -255,8 +262,7 @@ def make_result(
         seen["cause"] = _find_cause(reply) if failure.status == "workload_failed" else ""
         failure = reclassify_oom_kill(failure, peak, budgets)
     else:
-        assert isinstance(reply, TrialFailure)
-        failure = reply
+        failure = reject_report(reply)
         seen["samples"] = (batches + 1) * (request.config.dataloader.batch_size or 1)
     seen |= {"message": failure.message, "details": failure.details}
     return TrialResult(status=failure.status, config=request.config, **seen)
@@ -265,13 +271,13 @@ def make_result(
 def start_error(reply: Reply, workload: WorkloadRequest) -> UsageError | WorkloadError:
     """Return the error for a workload that could not be loaded or profiled."""
     if not isinstance(reply, FailureReport):
-        assert isinstance(reply, TrialFailure)
+        failure = reject_report(reply)
         advice = {
             "timed_out": " If it needs longer, allow it with --stall-time.",
             "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
-        }.get(reply.status, "")
-        message = f"While {workload.dataset} was loaded and profiled, its process {reply.message}.{advice}"
-        return WorkloadError(message, reply.details)
+        }.get(failure.status, "")
+        message = f"While {workload.dataset} was loaded and profiled, its process {failure.message}.{advice}"
+        return WorkloadError(message, failure.details)
     advice = find_advice(reply.error, "workload_failed")
     text = f"{reply.error}\n{advice}." if advice else reply.error
     kind, _, message = text.partition(": ")

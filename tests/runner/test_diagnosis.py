@@ -6,7 +6,7 @@ import pytest
 
 from autotune.errors import UsageError, WorkloadError
 from autotune.protocol.measurement import TrialResult, TrialStatus
-from autotune.protocol.messages import FailureReport, Report, TrialReport, TrialRequest
+from autotune.protocol.messages import FailureReport, ReadyReport, Report, TrialReport, TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.diagnosis import (
     TrialFailure,
@@ -177,6 +177,7 @@ def test_a_result_has_the_samples_and_the_resources_of_one_training_process() ->
     failed = result_of(FailureReport(stage="running step", error="ValueError", samples=9, rank=1))
     assert (failed.samples, failed.in_step) == (9, True)
     assert failed.message == "in rank 1 raised ValueError"
+    assert result_of(ReadyReport()).message == "sent an unexpected reply (ReadyReport)"
 
 
 def test_a_death_is_out_of_memory_if_the_kernel_counts_a_kill_for_it() -> None:
@@ -270,6 +271,7 @@ WORKLOAD = WorkloadRequest(dataset="data:make", step="train:make_step")
     ("answer", "error", "text"),
     [
         (TrialFailure("timed_out", "took 9 s"), WorkloadError, "its process took 9 s. If it needs longer"),
+        (ReadyReport(), WorkloadError, "its process sent an unexpected reply (ReadyReport)"),
         (("dataset", "autotune.errors.UsageError: No x"), UsageError, "No x"),
         (("dataset", "ValueError: no"), WorkloadError, "The dataset factory data:make failed: ValueError: no"),
         (("step", "ValueError: no"), WorkloadError, "The step factory train:make_step failed"),
