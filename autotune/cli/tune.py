@@ -63,7 +63,6 @@ def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tun
     with raise_on_signals():
         with SupervisorClient(request.workload.nproc_per_node) as supervisor:  # imports torch meanwhile
             from autotune.preparation import find_stored
-            from autotune.profiles.store import read_profiles
             from autotune.report.render import render_summary
             from autotune.system.machine import read_machine
             from autotune.tuning import tune
@@ -75,9 +74,7 @@ def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tun
                 progress.show_result(found.profile)
         with defer_interrupts():
             name, width = name_in(request.output, found.profile.workload_id), get_terminal_size((100, 24)).columns
-            stored = (one for one in read_profiles(Path(request.output)) if one.id == found.profile.id)
-            in_use = next((one for one in stored if one.is_validated), None)
-            text = render_summary(found.profile, request.output, width=width, name=name, in_use=in_use)
+            text = render_summary(found.profile, request.output, width=width, name=name)
             document = found.profile.model_dump_json(indent=2)
             print_result(document if options["json"] else text, f" The result is in {request.output}.")
     if found.interrupted:

@@ -62,7 +62,9 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
         speedup = f"{_factor(result.speedup)} faster"
         headline = f"{speedup}: {number(base.samples_per_second)} → {rate}"
         throughput += f", {speedup} than {base.description}{_interval(result.speedup_ci95, _factor)}"
-    evidence = f"Validated in {result.validation_runs} alternating runs." if profile.is_validated else "Not validated."
+    evidence = "Not validated: it replaces no validated profile."
+    if profile.is_validated:
+        evidence = f"Validated in {result.validation_runs} alternating runs."
     evidence += "" if profile.is_complete else " Interrupted: the same command continues, unless it has --fresh."
     measured = (("before", base), ("after", result)) if base else (("now", result),)
     bottlenecks = dict.fromkeys(BOTTLENECKS[one.bottleneck] for _, one in measured)

@@ -65,7 +65,7 @@ def test_all_lines_but_those_to_paste_fit_the_terminal(width: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"validation_runs": 0, "samples_per_second_ci95": None}, "Not validated."),
+        ({"validation_runs": 0, "samples_per_second_ci95": None}, "Not validated: it replaces no validated profile."),
         ({"baseline": None, "speedup": None, "speedup_ci95": None}, "The baseline could not run"),
         ({"speedup": 16.66, "speedup_ci95": (15.0, 123.4)}, "16.7x faster than PyTorch's defaults (95% CI 15.0-123x)"),
         ({"bottleneck": "io"}, "bottleneck: I/O"),
@@ -77,17 +77,9 @@ def test_the_end_of_a_run_names_the_evidence_and_the_bottleneck(changes: dict[st
 
 def test_an_interrupted_run_names_the_command_that_continues_it() -> None:
     profile = make_profile(is_complete=False, result=make_profile_result(validation_runs=1))
-    words = "Not validated. Interrupted: the same command continues, unless it has --fresh."
-    assert words in render_summary(profile, "dltune.json", width=120)
+    words = "validated profile. Interrupted: the same command continues, unless it has --fresh."
+    assert words in render_summary(profile, "dltune.json", width=140)
     assert words in render_profile(profile, "dltune.json")
-
-
-def test_a_result_that_does_not_replace_the_validated_one_is_not_to_be_pasted() -> None:
-    profile, words = make_profile(is_complete=False), "The profile validated on 2026-01-02 stays in use"
-    text = render_summary(profile, "dltune.json", in_use=make_profile())
-    assert words in text
-    assert "Use it" not in text
-    assert words not in render_summary(make_profile(), "dltune.json", in_use=make_profile())
 
 
 def test_several_processes_are_shown_with_their_sum_and_their_waits() -> None:
