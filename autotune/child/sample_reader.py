@@ -93,12 +93,13 @@ class SampleReader:
 
     def read(self) -> None:
         """Read an epoch of an iterable dataset, or samples all over a map-style one that workers are to read again."""
-        workload = self._workload
+        workload, parts = self._workload, self._workload.parts
+        has_indices = workload.kind == "map" and parts.sampler is None and parts.batch_sampler is None
         try:
             with single_thread():
                 if workload.kind == "iterable" and not workload.batches_are_external:
                     self._read_epoch()
-                elif workload.forks_workers and has_indices(workload):
+                elif workload.forks_workers and has_indices:
                     self._read_hashes()
         except Exception:  # the trials will report it
             self.digests = {}
@@ -148,12 +149,6 @@ class SampleReader:
             f"will read from the storage what came from the page cache here ({1 - stored:.0%} of the bytes "
             f"of {self.samples} samples). This is a warm-cache throughput."
         )
-
-
-def has_indices(workload: LoadedWorkload) -> bool:
-    """Return whether samples can be read by index, in any order."""
-    parts = workload.parts
-    return workload.kind == "map" and parts.sampler is None and parts.batch_sampler is None
 
 
 def find_epoch_state(workload: LoadedWorkload) -> str | None:

@@ -124,15 +124,13 @@ class SupervisorClient:
             message, received, _, _ = socket.recv_fds(self._connection, 2**16, 1)
             return dict(json.loads(message)), received  # an empty message is no JSON
         except (ConnectionError, ValueError):
-            raise BrokenPipeError(errno.EPIPE, self._describe_end(self._supervisor)) from None
-
-    @staticmethod
-    def _describe_end(supervisor: subprocess.Popen[bytes]) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            supervisor.wait(MAX_END_SECONDS)
-        if supervisor.returncode == -signal.SIGKILL:
-            return "the process that starts them was killed, as the kernel does if memory runs out: allow more memory"
-        return f"the process that starts them ended with status {supervisor.returncode}"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._supervisor.wait(MAX_END_SECONDS)
+            status = self._supervisor.returncode
+            happened = f"ended with status {status}"
+            if status == -signal.SIGKILL:
+                happened = "was killed, as the kernel does if memory runs out: allow more memory"
+            raise BrokenPipeError(errno.EPIPE, f"the process that starts them {happened}") from None
 
     def close(self) -> None:
         """End the supervisor, and with it the running trial."""
