@@ -92,9 +92,8 @@ def open_storage(storage: str | None) -> BaseStorage:
 def open_study(plan: Plan) -> optuna.Study:
     """Open the study of the request; raise StudyError if it cannot be opened or is for another workload or machine."""
     request = plan.request
-    about: dict[str, Any] = {"dataset": request.workload.dataset, "split": request.workload.split}
-    about |= {"step": request.workload.describe_step(), "machine": plan.hardware.machine_class}
-    about["epochs"] = request.epochs
+    about: dict[str, Any] = {"dataset": request.workload.dataset, "step": request.workload.describe_step()}
+    about |= {"split": request.workload.split, "machine": plan.hardware.machine_class, "epochs": request.epochs}
     with explain_errors(request, "opened"):
         opened: dict[str, Any] = {"storage": open_storage(request.storage), "load_if_exists": not request.fresh}
         study = optuna.create_study(study_name=request.study_name, direction="maximize", **opened)
