@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from autotune.config import BoundedRate, FrozenModel, Interval
+from autotune.config import FrozenModel, Interval, Rate
 from autotune.errors import UsageError
 from autotune.preparation import prepare_run, rebuild_request
 from autotune.profiles.load import Difference, compare, compare_age, select_profile
@@ -18,14 +18,13 @@ from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import warn_if_others_can_write
 from autotune.progress import ProgressListener
 from autotune.protocol.budgets import plan_budgets
-from autotune.protocol.interruption import spawn_error
 from autotune.protocol.messages import RunTrial
-from autotune.protocol.workload_profile import identify
+from autotune.protocol.workload_profile import WorkloadProfile, identify
 from autotune.request import TuningRequest
 from autotune.runner.runner import TrialRunner
 from autotune.search.plan import Plan
 from autotune.search.space import list_requested_sizes
-from autotune.system.machine import Software, describe_local_hardware, read_machine
+from autotune.system.machine import MachineProfile, Software, describe_local_hardware, read_machine
 from autotune.system.software import read_start_method_in_force, read_torch
 from autotune.time_budget import TimeBudget
 from autotune.validation.runs import CandidateRuns, NoiseMonitor, measure_run, validate
@@ -39,13 +38,13 @@ USUAL_HALF_WIDTH: Final = 0.1  # relative half-width of the interval of a throug
 class Remeasurement(FrozenModel):
     """A new measurement of a profile, compared with its prediction."""
 
-    samples_per_second: BoundedRate  # in fresh processes, median of the runs
-    predicted: BoundedRate  # samples per second in the profile
-    speedup: BoundedRate | None = None  # over the baseline in alternating runs; None if the baseline was not measured
+    samples_per_second: Rate  # in fresh processes, median of the runs
+    predicted: Rate  # samples per second in the profile
+    speedup: Rate | None = None  # over the baseline in alternating runs; None if the baseline was not measured
     speedup_ci95: Interval | None = None
-    ratio_to_prediction: BoundedRate  # of the speedup if the baseline was measured; else of the throughput
+    ratio_to_prediction: Rate  # of the speedup if the baseline was measured; else of the throughput
     ratio_to_prediction_ci95: Interval | None  # None if nothing was measured
-    machine_change: BoundedRate | None = None  # throughput of the baseline over its throughput in the profile
+    machine_change: Rate | None = None  # throughput of the baseline over its throughput in the profile
     noise: tuple[str, ...] = ()  # disturbances of the measurement
 
     @property
@@ -94,12 +93,6 @@ def check(
         quick: Whether to measure it again.
         with_workload: Whether to load the dataset and compare its samples.
         progress: Receives the events of the measurement.
-
-    Raises:
-        ProfileError: The file is not valid, has no such profile, or a profile without a valid request.
-        UsageError: torch is not installed, or the dataset or step cannot be used as stored.
-        WorkloadError: The user's code fails.
-        TrialError: The machine does not allow to start processes.
     """
     file, progress, machine = Path(path), progress or ProgressListener(), read_machine()
     chosen = select_profile(file, profile, machine)
@@ -109,42 +102,30 @@ def check(
         return _conclude(chosen, [*compare((chosen.hardware, here), (chosen.software, read_software(chosen))), *age])
     warn_if_others_can_write(file)
     request = rebuild_request(chosen, str(file))
-    if quick:
-        return verify(request, chosen, progress, age)
     request.workload.check_import_strings()
+    time_budget = TimeBudget(request)
     with TrialRunner(request.workload, request.stall_seconds, progress) as runner:
-        try:
-            found = runner.identify(list_requested_sizes(request), plan_budgets(machine, request))
-        except OSError as error:
-            raise spawn_error(error) from None
-    here, workload = machine.hardware(found.accelerator), identify(request.workload, found)
-    pairs = ((chosen.hardware, here), (chosen.software, found.software), (chosen.workload, workload))
-    return _conclude(chosen, [*compare(*pairs), *age])
-
-
-def verify(
-    request: TuningRequest,
-    profile: TunedProfile,
-    progress: ProgressListener | None = None,
-    differences: Iterable[Difference] = (),
-) -> CheckResult:
-    """Profile the workload again, and measure a profile again if nothing else makes it out of date.
-
-    A configuration that is predicted to exceed a limit is not started. Raises the exceptions of `check`.
-    """
-    request.workload.check_import_strings()
-    progress, time_budget = progress or ProgressListener(), TimeBudget(request)
-    with TrialRunner(request.workload, request.stall_seconds, progress) as runner:
-        plan = prepare_run(request, read_machine(), None, runner, progress, time_budget)
-        here = ((profile.hardware, plan.hardware), (profile.software, plan.workload.software))
-        found = [*compare(*here, (profile.workload, identify(request.workload, plan.workload))), *differences]
-        if any(one.requires_retune for one in found):
-            return _conclude(profile, found)
-        if excess := plan.describe_excess(profile.config):
-            return _conclude(profile, found, (f"it would exceed a limit: {excess}",))
+        if not quick:  # workers need not be profiled
+            budgets = plan_budgets(machine, request).model_copy(update={"max_workers": 0})
+            workload = runner.probe(list_requested_sizes(request), budgets)
+            return _conclude(chosen, [*_compare(chosen, machine, request, workload), *age])
+        plan = prepare_run(request, machine, None, runner, time_budget)
+        differences = [*_compare(chosen, machine, request, plan.workload), *age]
+        if any(one.requires_retune for one in differences):
+            return _conclude(chosen, differences)
+        if excess := plan.describe_excess(chosen.config):  # it is not started
+            return _conclude(chosen, differences, (f"it would exceed a limit: {excess}",))
         monitor = NoiseMonitor(plan.machine.usable_cpus, stop_children=runner.close)
-        remeasured = remeasure(plan, profile, runner.run, progress, monitor, time_budget.allows_runs)
-        return _conclude(profile, found, remeasured.reasons, remeasured)
+        remeasured = remeasure(plan, chosen, runner.run, progress, monitor, time_budget.allows_runs)
+        return _conclude(chosen, differences, remeasured.reasons, remeasured)
+
+
+def _compare(
+    profile: TunedProfile, machine: MachineProfile, request: TuningRequest, workload: WorkloadProfile
+) -> list[Difference]:
+    here = machine.hardware(workload.accelerator)
+    identity = identify(request.workload, workload)
+    return compare((profile.hardware, here), (profile.software, workload.software), (profile.workload, identity))
 
 
 def remeasure(
@@ -195,7 +176,6 @@ def _conclude(
     reasons: tuple[str, ...] = (),
     remeasured: Remeasurement | None = None,
 ) -> CheckResult:
-    """Return the result of a check: differences that require retuning are reasons, others are information."""
     retune, info = (tuple(one.text for one in differences if one.requires_retune is kind) for kind in (True, False))
     reasons = (*retune, *reasons)
     return CheckResult(profile=profile.id, is_valid=not reasons, reasons=reasons, info=info, remeasured=remeasured)

@@ -13,12 +13,11 @@ StartMethod = Literal["fork", "spawn", "forkserver"]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 # Bounds of numbers from files and other processes: above every machine, so low that sums and products fit in a float.
-BoundedCount = Annotated[int, Field(ge=0, le=2**63 - 1)]
-BoundedBytes = BoundedCount
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 MAX_RATE: Final = 1e30
-BoundedRate = Annotated[float, Field(ge=0, le=MAX_RATE)]
-BoundedSeconds = Annotated[float, Field(ge=0, le=1e9)]
-BoundedCpus = Annotated[float, Field(ge=1e-4, le=1e6)]
+Rate = Annotated[float, Field(ge=0, le=MAX_RATE)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Cpus = Annotated[float, Field(ge=1e-4, le=1e6)]
 Workers = Annotated[int, Field(ge=0, le=4096)]
 CONFIDENCE: Final = 0.95  # of every interval: probability that it covers the true value
 MAX_TEXT_LENGTH: Final = 20_000  # characters: a traceback is shorter, a tensor's text is not

@@ -1,9 +1,13 @@
-"""Exceptions that end a run; a failed trial is a result, not an exception.
+"""Exceptions that end a run, or a phase of it early; a failed trial is a result, not an exception.
 
 Only the command line prints an exception and exits with its code.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 
 class DltuneError(Exception):
@@ -56,3 +60,27 @@ class StudyError(DltuneError):
     """The Optuna storage cannot be opened, or its study does not fit this run."""
 
     exit_code = 2
+
+
+@dataclass(slots=True)
+class Interruption:
+    """Why a phase ended early; `cause` is None if it did not."""
+
+    cause: KeyboardInterrupt | WorkloadError | TrialError | StudyError | None = None
+    reason: str = ""
+
+
+@contextmanager
+def capture_interruption() -> Iterator[Interruption]:
+    """Run a phase, and store what ends it early instead of raising it."""
+    found = Interruption()
+    try:
+        yield found
+    except KeyboardInterrupt as error:
+        found.cause, found.reason = error, "interrupted"
+    except WorkloadError as error:
+        found.cause, found.reason = error, "the dataset failed"
+    except TrialError as error:
+        found.cause, found.reason = error, "trials could no longer be run"
+    except StudyError as error:
+        found.cause, found.reason = error, "the Optuna storage failed"

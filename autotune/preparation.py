@@ -9,24 +9,14 @@ from pydantic import ValidationError
 from autotune.errors import ProfileError
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import check_writable, read_profiles
-from autotune.progress import ProgressListener
 from autotune.protocol.budgets import plan_budgets
-from autotune.protocol.interruption import spawn_error
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, explain_invalid
 from autotune.runner.runner import TrialRunner
 from autotune.search.plan import Plan, make_plan
 from autotune.search.space import list_requested_sizes
-from autotune.system.machine import MachineProfile, describe_local_hardware, read_machine
+from autotune.system.machine import MachineProfile, describe_local_hardware
 from autotune.time_budget import TimeBudget
-
-
-def plan_only(request: TuningRequest, *, progress: ProgressListener | None = None) -> Plan:
-    """Profile the workload and plan the search as `tune` does, without running a trial."""
-    progress = progress or ProgressListener()
-    check_request(request)
-    with TrialRunner(request.workload, request.stall_seconds, progress) as runner:
-        return prepare_run(request, read_machine(), None, runner, progress, TimeBudget(request))
 
 
 def check_request(request: TuningRequest) -> None:
@@ -78,21 +68,17 @@ def prepare_run(
     machine: MachineProfile,
     workload: WorkloadProfile | None,
     runner: TrialRunner,
-    progress: ProgressListener,
     time_budget: TimeBudget,
 ) -> Plan:
     """Profile the workload unless its profile is given, and plan limits and search space."""
     budgets = plan_budgets(machine, request)
     if workload is None:
         sizes = list_requested_sizes(request)
-        try:
-            workload = runner.probe(sizes, budgets, machine.usable_cpus, time_budget.left_seconds)
-        except OSError as error:
-            raise spawn_error(error) from None
+        workload = runner.probe(sizes, budgets, machine.usable_cpus, time_budget.left_seconds)
     budgets = plan_budgets(machine, request, workload)
     runner.limit(budgets, workload)
     plan = make_plan(request, machine, workload, budgets)
-    progress.show_plan(plan)
+    runner.progress.show_plan(plan)
     if runner.start_seconds is not None:
         time_budget.start_seconds = runner.start_seconds
     time_budget.begin_search()

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
@@ -27,8 +27,6 @@ SEED_COUNT: Final = 2**32  # numpy's generators take no larger seed
 _NAME: Final = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _IMPORT_STRING: Final = re.compile(rf"({_NAME}|[^:\n\0]*[^:/\n\0]\.py):({_NAME})")
 Positive = Annotated[float, Field(gt=0, le=1e9)]
-
-
 Text = Annotated[str, AfterValidator(check_json)]
 
 
@@ -76,11 +74,9 @@ class WorkloadRequest(FrozenModel):
     is_loader: bool = False  # whether the factory takes DataLoader settings and returns a loader (`--loader`)
     dataset_args: JsonDict = Field(default_factory=dict)  # of the factory
     split: Text | None = None  # name of one of several loaders or datasets that the factory returns
-    collate: Text | None = None  # import string of a `collate_fn`; None keeps the workload's own
     step: Text | None = None  # import string of a factory that returns `step(batch)`; None is a built-in step
     step_seconds: Positive | None = None  # length of a simulated training step per batch; None is a real step
     device: Text = "auto"  # `auto`, `cpu`, or a torch device such as `cuda:0`
-    main: Text | None = None  # training script that workers import if they are not forked
     start_method: StartMethod | None = None  # of the workers; None is the workload's own or Python's default
     nproc_per_node: Annotated[int, Field(ge=1, le=64)] = 1  # training processes on this host, each with its own loader
     working_dir: Text = "."  # folder from which import strings are resolved
@@ -91,21 +87,15 @@ class WorkloadRequest(FrozenModel):
             raise ValueError("a training step and a simulated step time exclude each other: give one of them")
         return self
 
-    @property
-    def title(self) -> str:
-        """Name of the workload."""
-        return self.dataset if self.split is None else f"{self.dataset} [{self.split}]"
-
     def describe_step(self) -> str:
         """Return the name of the step in reports."""
         return self.step or (f"simulated {format_seconds(self.step_seconds)}" if self.step_seconds else "built-in")
 
     def check_import_strings(self) -> None:
         """Raise UsageError if an import string is malformed."""
-        named = {"--loader" if self.is_loader else "--dataset": self.dataset, "--step": self.step}
-        for option, text in (named | {"--collate": self.collate}).items():
-            if text is not None:
-                check_import_string(option, text)
+        check_import_string("--loader" if self.is_loader else "--dataset", self.dataset)
+        if self.step is not None:
+            check_import_string("--step", self.step)
 
 
 class TuningRequest(FrozenModel):
@@ -170,11 +160,6 @@ class ImportString(NamedTuple):
     attribute: str  # may be dotted
     is_script: bool
 
-    @property
-    def module(self) -> str:
-        """The name that it is imported by; a script's is that of its file."""
-        return PurePath(self.place).stem if self.is_script else self.place
-
 
 def split_import_string(text: str) -> ImportString | None:
     """Split an import string; None if the text is not one."""
@@ -199,14 +184,9 @@ def check_import_string(option: str, text: str) -> None:
 def find_import_string(value: object) -> str:
     """Return the import string of an object; raise UsageError if it is no module-level name of a file."""
     qualified = getattr(value, "__qualname__", None) if callable(value) else None
-    if isinstance(qualified, str) and "<" in qualified:
-        raise UsageError(
-            f"{qualified} is a lambda, or defined inside a function, so a trial cannot import it. Define it at module "
-            "level with def, and pass that."
-        )
     home = sys.modules.get(getattr(value, "__module__", None) or "")
-    if qualified is not None and home is not None:  # a function or class
-        found = [(home, qualified)]
+    if qualified is not None and home is not None:  # a function or class; a lambda or a local one has no name
+        found = [(home, qualified)] if "<" not in qualified else []
     else:
         modules = [one for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
         held = ((module, name) for module in modules for name, one in list(vars(module).items()) if one is value)
@@ -214,7 +194,7 @@ def find_import_string(value: object) -> str:
     if not found:
         raise UsageError(
             f"This {type(value).__name__} is not a module-level name, so a trial cannot import it. Define a function "
-            "at module level, def make_loader(): ..., and pass that: tune(make_loader)."
+            "at module level with def make_loader(): ..., and pass that: tune(make_loader)."
         )
     module, name = found[0]
     file, main = (getattr(one, "__file__", None) for one in (module, sys.modules["__main__"]))

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from autotune.config import LoaderConfig
-from autotune.errors import DltuneError, OutputError, ProfileError, ResultNotSavedError, UsageError
+from autotune.errors import DltuneError, OutputError, ProfileError, ResultNotSavedError, TrialError, UsageError
 from autotune.preparation import check_request, find_stored, find_training_run, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.profiles.store import format_file, save_profile
 from autotune.progress import ProgressListener
-from autotune.protocol.interruption import raise_on_lost_device
-from autotune.protocol.messages import RunTrial
+from autotune.protocol.measurement import TrialResult
+from autotune.protocol.messages import RunTrial, TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest, explain_invalid, find_import_string
 from autotune.runner.runner import TrialRunner
@@ -28,7 +28,7 @@ from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.procfs import TRIAL_VARIABLE
-from autotune.system.signals import defer_interrupts
+from autotune.system.signals import defer_interrupts, raise_lost_interrupt
 from autotune.time_budget import TimeBudget
 from autotune.validation.decision import select_candidates
 from autotune.validation.result import build_profile
@@ -76,23 +76,15 @@ def tune(
         supervisor: Starts the processes of trials; None makes one.
         options: Fields of `TuningRequest` and `WorkloadRequest`, if `request` is an object.
 
-    Returns:
-        The result; its profile has been saved to `request.output`.
-
     Raises:
-        UsageError: The request cannot be carried out, or the time limit is too short to try anything.
-        WorkloadError: The user's code fails with every configuration.
-        NoFeasibleConfigError: No configuration works within the limits.
-        StudyError: The Optuna study cannot be used; the best so far has been saved, if there is one.
-        TrialError: The machine does not allow to run trials; the best so far has been saved, if there is one.
-        OutputError: The tuned file cannot be written; at the end of a run a `ResultNotSavedError` holds the profile.
+        DltuneError: The subclass says what failed. If trials ran, the best so far has been saved, or is in the error.
         KeyboardInterrupt: Interrupted before any configuration was measured.
     """
     request = request_from_object(request, options)
     time_budget, progress = time_budget or TimeBudget(request), progress or ProgressListener()
     check_request(request)
     with TrialRunner(request.workload, request.stall_seconds, progress, supervisor) as runner:
-        plan = prepare_run(request, machine or read_machine(), workload, runner, progress, time_budget)
+        plan = prepare_run(request, machine or read_machine(), workload, runner, time_budget)
         measure = time_budget.timed(raise_on_lost_device(run_trial or runner.run))
         unfinished = None if request.fresh else find_stored(request, plan.machine, validated=False)
         earlier = earlier or find_training_run(plan)
@@ -110,6 +102,19 @@ def _select_candidates(plan: Plan, found: SearchOutcome) -> list[LoaderConfig]:
     model = found.model
     speedups = model.surrogate.predict_speedups
     return select_candidates(found.records, plan, model.is_allowed, model.expected(), speedups)
+
+
+def raise_on_lost_device(run_trial: RunTrial) -> RunTrial:
+    """Wrap `run_trial` to raise TrialError if the device is lost, and a lost interrupt before each trial."""
+
+    def run(request: TrialRequest) -> TrialResult:
+        raise_lost_interrupt()
+        result = run_trial(request)
+        if result.status == "device_lost":
+            raise TrialError(f"Trials can no longer be run: the last one {result.message}.", result.details)
+        return result
+
+    return run
 
 
 def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest:

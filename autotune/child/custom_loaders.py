@@ -11,22 +11,19 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, get_args
+from typing import Any, Final, cast
 
 from torch.utils.data import DataLoader
 
 from autotune.child.errors import shut_down_workers
 from autotune.child.loader import IterableLoader, MeasuredLoader, StoppableDataLoader, make_stoppable
-from autotune.config import LoaderConfig
+from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import UsageError
-from autotune.profiles.loaders import choose_arguments, list_parameters, takes
+from autotune.profiles.loaders import NEEDS_WORKERS, choose_arguments, list_parameters, takes
 from autotune.settings import SETTINGS, SettingName
 
-LOADER_SETTINGS: Final[tuple[SettingName, ...]] = tuple(
-    name for name in get_args(SettingName) if SETTINGS[name].section == "dataloader"
-)
+LOADER_SETTINGS: Final = cast("tuple[SettingName, ...]", tuple(DataLoaderSettings.model_fields))
 SETTABLE: Final[tuple[SettingName, ...]] = (*LOADER_SETTINGS, "worker_threads")
-NEEDING_WORKERS: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context", "timeout")
 LOOPS: Final = ("__iter__", "__next__")
 ITERATORS: Final = (*LOOPS, "_get_iterator", "_index_sampler")
 OVERRIDES: Final = ("__init__", "__new__", *ITERATORS, "__len__", "__getattribute__", "_auto_collation")
@@ -55,7 +52,7 @@ class CustomLoader:
         usable = (known if self.is_function else settings.keys()) - self.fixed.keys()
         wanted = {name: value for name, value in settings.items() if name in usable}
         given = choose_arguments(self.maker, wanted)
-        dropped = () if self.is_function or settings["num_workers"] else NEEDING_WORKERS
+        dropped = () if self.is_function or settings["num_workers"] else NEEDS_WORKERS
         arguments = {name: value for name, value in self.arguments.items() if name not in dropped} | given
 
         def make() -> Any:

@@ -237,7 +237,6 @@ def describe_growth(workload: LoadedWorkload, readings: Sequence[tuple[int, int]
 
 
 def _list_collections(dataset: Any) -> Iterator[tuple[float, str, Any]]:
-    """Yield estimated size, path and value of each collection that a dataset, or one within it, holds."""
     for path, one in find_datasets(dataset):
         for name, value in list(getattr(one, "__dict__", {}).items()):
             if type(value) in (list, tuple, dict, set) and value:

@@ -150,10 +150,8 @@ def reset_peak(device: torch.device) -> None:
     """Empty the caches of device memory and of pinned host memory, and reset the peak of the device's."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        pinned = getattr(
-            torch.accelerator, "empty_host_cache", None
-        )  # since torch 2.12; unused blocks are kept for ever
-        (pinned or torch._C._host_emptyCache)()
+        empty_host_cache = getattr(torch.accelerator, "empty_host_cache", None)  # since torch 2.12
+        (empty_host_cache or torch._C._host_emptyCache)()  # unused blocks are kept for ever
         torch.cuda.reset_peak_memory_stats(device)
 
 

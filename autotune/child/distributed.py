@@ -24,7 +24,6 @@ from autotune.protocol.measurement import RankWaits, StopReason
 from autotune.protocol.messages import Channel, ChannelClosedError, FailureReport, LostRankReport, Report
 from autotune.system.procfs import die_with_parent
 
-MIN_LAG_SECONDS: Final = 1e-3  # between the waits of two ranks; smaller differences are noise
 GRACE_SECONDS: Final = 1.0  # for other ranks to report after one has failed
 NEVER: Final = timedelta(days=365)  # the tuner ends hung ranks, and reports where they hang
 HOST: Final = "127.0.0.1"
@@ -50,7 +49,7 @@ class RankSync:
 
     def start(self) -> None:
         """Start a trial."""
-        self._waits, self._lags, self._steps = [0.0] * self._size, [0] * self._size, 0
+        self._waits, self._steps = [0.0] * self._size, 0
 
     def start_epoch(self) -> int:
         """Start an epoch, and return its number, which is the same in all ranks."""
@@ -80,9 +79,8 @@ class RankSync:
         seconds[self._rank :: self._size] = waits[:steps]
         sums, total_seconds = self._sum(seconds), 0.0
         for of_step in (sums[first : first + self._size] for first in range(0, len(sums), self._size)):
-            total_seconds += (longest := max(of_step))
+            total_seconds += max(of_step)
             self._waits = [total + wait for total, wait in zip(self._waits, of_step, strict=True)]
-            self._lags[of_step.index(longest)] += longest - min(of_step) > MIN_LAG_SECONDS
         self._steps += steps
         return total_seconds
 
@@ -102,12 +100,11 @@ class RankSync:
         return code if code >= 0 else STOP_REASONS[-1 - code]
 
     def read_waits(self) -> tuple[RankWaits, ...]:
-        """Return the waits of each of several ranks, and how often it was the last."""
-        ranks = zip(self._waits, self._lags, strict=True) if self._size > 1 else ()
-        return tuple(RankWaits(wait_seconds=seconds, steps=self._steps, late_steps=lags) for seconds, lags in ranks)
+        """Return the waits of each of several ranks."""
+        waits = self._waits if self._size > 1 else ()
+        return tuple(RankWaits(wait_seconds=seconds, steps=self._steps) for seconds in waits)
 
     def _sum(self, values: list[float]) -> list[float]:
-        """Return the sums over all ranks."""
         if self._size == 1:
             return values
         import torch
@@ -133,8 +130,14 @@ class RankEnv:
     store: Path
     port: int
 
-    def export_environment(self) -> None:
-        """Set the variables that torchrun sets; the supervisor has those of threads."""
+    def init_process_group(self) -> RankSync:
+        """Initialize torch's default process group, after the variables that torchrun sets but those of threads.
+
+        CUDA tensors use NCCL if each rank has a GPU.
+        """
+        import torch
+        import torch.distributed as dist
+
         size, rank = str(self.size), str(self.rank)
         os.environ |= {
             **dict.fromkeys(("RANK", "LOCAL_RANK"), rank),
@@ -143,12 +146,6 @@ class RankEnv:
             "MASTER_ADDR": HOST,
             "MASTER_PORT": str(self.port),
         }
-
-    def init_process_group(self) -> RankSync:
-        """Initialize torch's default process group; CUDA tensors use NCCL if each rank has a GPU."""
-        import torch
-        import torch.distributed as dist
-
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host
         has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= self.size and dist.is_nccl_available()
         backend = "cpu:gloo,cuda:nccl" if has_gpus else "gloo"
@@ -179,9 +176,7 @@ class RankGroup:
                 for other in (*self._channels, tuner):
                     other.close()
                 reseed_rngs()
-                env = RankEnv(rank, size, store, port)
-                env.export_environment()
-                serve_rank(Channel(theirs), env)
+                serve_rank(Channel(theirs), RankEnv(rank, size, store, port))
                 os._exit(0)
             theirs.close()
             self._pids.append(pid)

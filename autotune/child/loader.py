@@ -62,7 +62,6 @@ class StoppableSampler:
 
 
 def _count_indices(index: Any) -> int:
-    """Count the samples of a batch of indices (any sequence, array or tensor), or 1 for a single index."""
     try:
         return 1 if isinstance(index, str | bytes | Mapping) else len(index)
     except TypeError:  # a number, also as an array or tensor without dimensions

@@ -30,7 +30,7 @@ from autotune.child.step import Step
 from autotune.child.workload import LoadedWorkload
 from autotune.errors import WorkloadError
 from autotune.profiles.device_prefetch import find_tensors, move_batch
-from autotune.protocol.messages import IdentityReport, ProbeCommand, ProbeReport
+from autotune.protocol.messages import ProbeCommand, ProbeReport
 from autotune.protocol.statistics import student_t
 from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
 from autotune.settings import SETTINGS
@@ -296,20 +296,3 @@ def measure_h2d(batch: Any, device: torch.device) -> H2DBandwidth | None:
         return size / max(1e-9, time_calls(lambda: [one.to(device, non_blocking=True) for one in sources], device).wall)
 
     return H2DBandwidth(pageable=measure(tensors), pinned=measure([tensor.pin_memory() for tensor in tensors]))
-
-
-def identify_workload(
-    workload: LoadedWorkload, device: torch.device, requested: Sequence[int], on_phase: OnPhase
-) -> IdentityReport:
-    """Load batches as the probe does, and describe the workload."""
-    sample_bytes, error = load_batches(workload, list_sizes(workload, requested)[0], on_phase)[0].sample_bytes
-    return IdentityReport(
-        kind=workload.kind,
-        samples=workload.expected_samples,
-        sample_bytes=sample_bytes,
-        sample_bytes_error=error,
-        loader_class=None if workload.own is None else workload.own.name,
-        loader_decides=() if workload.own is None else tuple(workload.own.fixed),
-        software=read_software(torch.version),
-        accelerator=read_accelerator(device),
-    )

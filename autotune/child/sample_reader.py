@@ -1,4 +1,4 @@
-"""Reads samples in role main: for hashes and an epoch's length, and to find failures, cached files and costly code."""
+"""Reads samples in role main: for hashes and an epoch's length, and to find cached files and costly code."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ MIN_COMPARED: Final = 8
 READINGS: Final = 3  # of each sample, which must agree
 MAX_CACHED_SHARE: Final = 0.8  # of memory that the files of an epoch may fill, to be cached in the next epoch
 MAX_STORAGE_SHARE: Final = 0.5  # of the bytes; with more, trials read from the storage as training does
-MAX_TRIED: Final = 2000  # samples, to find those that raise
-MAX_FIRST_FAILURES: Final = 20  # in a row, from the first on: then every sample may raise
 
 
 class _SamplePickler(pickle.Pickler):
@@ -75,9 +73,6 @@ class HashedDataset(Dataset[str]):
     def __init__(self, dataset: Any, compared: Collection[int]) -> None:
         self._dataset, self._compared = dataset, compared
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
     def __getitem__(self, index: int) -> str:
         if index not in self._compared:
             self._dataset[index]
@@ -98,12 +93,13 @@ class SampleReader:
 
     def read(self) -> None:
         """Read an epoch of an iterable dataset, or samples all over a map-style one that workers are to read again."""
-        workload = self._workload
+        workload, parts = self._workload, self._workload.parts
+        has_indices = workload.kind == "map" and parts.sampler is None and parts.batch_sampler is None
         try:
             with single_thread():
                 if workload.kind == "iterable" and not workload.batches_are_external:
                     self._read_epoch()
-                elif workload.forks_workers and has_indices(workload):
+                elif workload.forks_workers and has_indices:
                     self._read_hashes()
         except Exception:  # the trials will report it
             self.digests = {}
@@ -153,36 +149,6 @@ class SampleReader:
             f"will read from the storage what came from the page cache here ({1 - stored:.0%} of the bytes "
             f"of {self.samples} samples). This is a warm-cache throughput."
         )
-
-
-def has_indices(workload: LoadedWorkload) -> bool:
-    """Return whether samples can be read by index, in any order."""
-    parts = workload.parts
-    return workload.kind == "map" and parts.sampler is None and parts.batch_sampler is None
-
-
-def describe_failures(workload: LoadedWorkload) -> str | None:
-    """Return how many of some random samples raise; None if all or none do, or if they have no index."""
-    dataset: Any = workload.parts.dataset
-    if not has_indices(workload):
-        return None
-    indices = range(len(dataset))
-    deadline, tried, failed = time.perf_counter() + 2 * MAX_SECONDS, 0, []
-    order = random.Random(0).sample(indices, min(len(indices), MAX_TRIED))  # noqa: S311  # not for cryptography
-    for tried, index in enumerate(order, 1):
-        try:
-            dataset[index]
-        except BaseException:  # sys.exit() too: the caller has an error to report
-            failed.append(index)
-        if len(failed) == tried >= MAX_FIRST_FAILURES or time.perf_counter() > deadline:
-            break
-    if not 0 < len(failed) < tried:
-        return None
-    verb = "raises" if len(failed) == 1 else "raise"
-    return (
-        f"About {len(failed)} of {tried:,} samples {verb} (one is sample {failed[0]}) in the main process. Training "
-        "would hit them too: fix these samples, or make the dataset skip them."
-    )
 
 
 def find_epoch_state(workload: LoadedWorkload) -> str | None:
@@ -240,6 +206,6 @@ def find_costly_lines(workload: LoadedWorkload) -> tuple[CostlyLine, ...]:
     shares = {one: min(1.0, (totals[one] - measure(one)) / loading) for one in totals if not is_foreign(one)}
     ranked = sorted(((share, *one) for one, share in shares.items() if share >= 0.05), reverse=True)
     return tuple(
-        CostlyLine(file=file, line=line, function=name, source=linecache.getline(file, line).strip(), share=share)
-        for share, file, line, name in ranked[:5]
+        CostlyLine(file=file, line=line, source=linecache.getline(file, line).strip(), share=share)
+        for share, file, line, _ in ranked[:5]
     )

@@ -79,7 +79,7 @@ class TrialServer:
         match command:
             case messages.LoadCommand():
                 self._load(command)
-            case messages.ProbeCommand() | messages.IdentifyCommand():
+            case messages.ProbeCommand():
                 self._stage = "probe"
                 return self._probe(command)
             case messages.TrialRequest():
@@ -91,14 +91,11 @@ class TrialServer:
     def _load(self, command: messages.LoadCommand) -> None:
         self._show("importing torch")
         from autotune.child.device import resolve_device
-        from autotune.child.importing import become_script
         from autotune.child.step import make_step
         from autotune.child.workload import load_workload, take_share
 
         sys.path.insert(0, str(Path.cwd()))
         request = command.workload
-        if request.main is not None:
-            become_script(request.main, request.dataset)
         self._role, self._stage = command.role, "device"
         self._device = resolve_device(request.device, 0 if self._world is None else self._world.rank)
         if self._world is not None:
@@ -126,12 +123,10 @@ class TrialServer:
         if request.step_seconds is not None and self._device.type == "cpu":
             self._warm_batch_sizes.add(None)
 
-    def _probe(self, command: messages.ProbeCommand | messages.IdentifyCommand) -> messages.Report:
-        from autotune.child.probe import identify_workload, profile_workload
+    def _probe(self, command: messages.ProbeCommand) -> messages.Report:
+        from autotune.child.probe import profile_workload
         from autotune.child.probe_workers import complete_profile
 
-        if isinstance(command, messages.IdentifyCommand):
-            return identify_workload(self._workload, self._device, command.batch_sizes, self._show)
         if command.profile is not None:
             profile = complete_profile(self._workload, command, command.profile, self._show)
             return messages.ProbeReport(profile=profile)
@@ -180,16 +175,11 @@ class TrialServer:
     def _report_failure(self, error: BaseException) -> messages.FailureReport:
         stage: messages.Stage = "running step" if self._in_step else self._stage
         stage = "ranks" if isinstance(error, RankLostError) else stage
-        text = name_error(error)
-        if stage == "probe" and self._role == "main" and isinstance(error, Exception):
-            from autotune.child.sample_reader import describe_failures
-
-            self._show("counting samples that raise")
-            with suppress(Exception):  # of the dataset's length
-                text = "\n".join(filter(None, (text, describe_failures(self._workload))))
         samples = self._trial.count_samples() if self._trial is not None and self._stage == "trial" else 0
         details, on_device = format_error(error), self._uses_device()
-        return messages.FailureReport(stage=stage, error=text, details=details, on_device=on_device, samples=samples)
+        return messages.FailureReport(
+            stage=stage, error=name_error(error), details=details, on_device=on_device, samples=samples
+        )
 
     def _uses_device(self) -> bool:
         """Return whether this process uses an accelerator, for the step or in the dataset."""

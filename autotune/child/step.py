@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autotune.child.device import SimulatedStep
-from autotune.child.importing import import_attribute
+from autotune.child.workload import import_attribute
 from autotune.errors import UsageError
 from autotune.profiles.device_prefetch import find_tensors, move_batch
 from autotune.request import WorkloadRequest

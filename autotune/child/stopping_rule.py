@@ -88,7 +88,7 @@ class StoppingRule:
         ahead = estimate(measurement, self.request.config, self.request.epochs)
         if len(traces) > MIN_LATER_EPOCHS and ahead.relative_error <= self.request.precision:
             return "precise"
-        if len(traces) > 1 and ahead.upper < self._floor:
+        if len(traces) > 1 and ahead.samples_per_second * (1 + ahead.relative_error) < self._floor:
             return "pruned"
         left, overtime = self.request.seconds - elapsed, MAX_OVERTIME_RATIO * self.request.seconds
         if ahead.epoch_seconds <= left:

@@ -28,22 +28,12 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from autotune.child.errors import dump_stacks_on_signal, report_unsent_data
-from autotune.system.procfs import (
-    become_subreaper,
-    count_threads,
-    die_with_parent,
-    is_cleaner,
-    is_exiting,
-    list_empty_segments,
-    list_tree,
-    list_used_segments,
-    remove_segments,
-)
+from autotune.system import procfs
 
 MAX_REQUEST_BYTES: Final = 2**16
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
@@ -122,35 +112,30 @@ class Supervisor:
         torch_shm_manager and multiprocessing's resource tracker are killed last: they remove names in /dev/shm.
         """
         descendants = self._list_descendants()
-        _signal_all((pid for pid in descendants if not is_cleaner(pid)), signal.SIGSTOP)  # so that segments are final
-        segments = {name for pid in descendants for name in list_used_segments(pid)}
+        others = [pid for pid in descendants if not procfs.is_cleaner(pid)]
+        procfs.signal_all(others, signal.SIGSTOP)  # so that segments are final
+        segments = {name for pid in descendants for name in procfs.list_used_segments(pid)}
         deadline = time.monotonic() + CLEANER_GRACE_SECONDS
         while descendants and time.monotonic() < deadline + (
-            MAX_EXIT_SECONDS if any(map(is_exiting, descendants)) else CLEANER_GRACE_SECONDS
+            MAX_EXIT_SECONDS if any(map(procfs.is_exiting, descendants)) else CLEANER_GRACE_SECONDS
         ):
-            cleaners = [pid for pid in descendants if is_cleaner(pid)] if time.monotonic() < deadline else []
-            _signal_all(cleaners, signal.SIGCONT)
-            _signal_all(set(descendants).difference(cleaners), signal.SIGKILL)
+            cleaners = [pid for pid in descendants if procfs.is_cleaner(pid)] if time.monotonic() < deadline else []
+            procfs.signal_all(cleaners, signal.SIGCONT)
+            procfs.signal_all(set(descendants).difference(cleaners), signal.SIGKILL)
             time.sleep(KILL_INTERVAL_SECONDS)
             self._reap()
             descendants = self._list_descendants()
         self._survivors.update(descendants)
-        remove_segments(segments | list_empty_segments(seen))
+        procfs.remove_segments(segments | procfs.list_empty_segments(seen))
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
         return descendants
 
     def _list_descendants(self) -> list[int]:
-        tree = list_tree(os.getpid())[1:]
+        tree = procfs.list_tree(os.getpid())[1:]
         self._survivors.intersection_update(tree)
         return [pid for pid in tree if pid not in self._survivors]
-
-
-def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            os.kill(pid, number)
 
 
 def _fork() -> int:
@@ -162,7 +147,7 @@ def _fork() -> int:
 def _run_as_child(trial: dict[str, Any], connection: int, log: int, supervisor: int) -> NoReturn:
     """Serve the tuner as the process of a trial: own session, folder, output, random numbers, default signals."""
     os.setsid()
-    die_with_parent()  # the supervisor has one thread, so that its end is that of its thread
+    procfs.die_with_parent()  # the supervisor has one thread, so that its end is that of its thread
     if os.getppid() != supervisor:
         os._exit(3)
     for descriptor in (1, 2):
@@ -218,7 +203,7 @@ def _import_what_trials_need() -> bool:
     pid = _fork()
     if not pid:
         os._exit(bool(torch.cuda._is_in_bad_fork()))
-    return os.waitpid(pid, 0)[1] == 0 and count_threads() == 1
+    return os.waitpid(pid, 0)[1] == 0 and procfs.count_threads() == 1
 
 
 def main() -> None:
@@ -229,7 +214,7 @@ def main() -> None:
         serve_trial(descriptor)
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # a dataset may signal its parent
-    become_subreaper()
+    procfs.become_subreaper()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     can_fork = _import_what_trials_need()
     Supervisor(socket.socket(fileno=descriptor), can_fork=can_fork).serve(tuner[0])

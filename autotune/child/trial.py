@@ -254,7 +254,6 @@ class TrialRun:
         return not self._loader.ends_with_sampler
 
     def _check(self, trace: EpochTrace, delivered: int, *, abandoned: bool) -> None:
-        """Compare the batches and samples of an epoch with what it should have delivered."""
         is_whole = trace.closed_after is None and not abandoned
         if not abandoned:
             earlier = [before.batches for before in self._traces if before.closed_after is None]

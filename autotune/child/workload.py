@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
+import importlib
+import importlib.util
 import inspect
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Set
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, cast, get_args
 
 from torch.multiprocessing import get_sharing_strategy
@@ -26,13 +33,12 @@ from autotune.child.custom_loaders import (
     record_call,
     replace_new,
 )
-from autotune.child.importing import import_attribute
 from autotune.child.loader import IterableLoader, is_forking
 from autotune.child.sample_counts import SampleCountTracker
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
 from autotune.profiles.loaders import WITHOUT_WORKERS, list_parameters
-from autotune.request import Workload, WorkloadRequest
+from autotune.request import Workload, WorkloadRequest, split_import_string
 from autotune.settings import SETTINGS, SettingName, config_from_values
 
 
@@ -89,10 +95,58 @@ class LoadedWorkload:
         return is_forking(self.parts.multiprocessing_context)
 
 
+def import_attribute(text: str) -> Any:
+    """Import an attribute by its import string, or raise UsageError; errors of the module itself are not changed."""
+    parts = split_import_string(text)
+    if parts is None:
+        raise UsageError(f"{text}: not of the form package.module:attribute or file.py:attribute.")
+    module = import_script(Path(parts.place)) if parts.is_script else _import_module(parts.place, parts.attribute)
+    try:
+        return attrgetter(parts.attribute)(module)
+    except AttributeError:
+        close = difflib.get_close_matches(parts.attribute, vars(module))
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        origin = getattr(module, "__file__", None) or "a namespace package"
+        problem = f"{parts.place} was imported from {origin} but has no {parts.attribute!r}"
+        raise UsageError(f"{text}: {problem}.{hint}") from None
+
+
+def import_script(path: Path) -> ModuleType:
+    """Import a script as a module of its name, by which spawned workers find it: its folder is first in `sys.path`."""
+    file, name = path.resolve(), path.stem
+    if not file.is_file():
+        raise UsageError(f"{path}: no such file in {Path.cwd()}.")
+    sys.path.insert(0, str(file.parent))
+    known = sys.modules.get(name)
+    if known is not None:
+        if Path(getattr(known, "__file__", None) or "").resolve() == file:
+            return known
+        raise UsageError(f"{path}: another module is called {name}. Give the file another name.")
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_module(name: str, attribute: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module exists; one that it imports does not
+        problem = f"No module named {error.name!r}, neither in {Path.cwd()} nor installed"
+        hint = f"If its file is elsewhere, pass the path, as in src/{name.replace('.', '/')}.py:{attribute}."
+        raise UsageError(f"{name}:{attribute}: {problem}. {hint}") from None
+
+
 def load_workload(request: WorkloadRequest, ends_with_sampler: bool | None = None) -> LoadedWorkload:
     """Call the user's factory, or raise UsageError; `ends_with_sampler` is known if another process has called it."""
-    if request.is_loader and request.collate is not None:
-        raise UsageError("--collate: a function for --loader makes the whole loader; pass the collate function there.")
     loaded = (_load_function if request.is_loader else _load_dataset)(request, ends_with_sampler)
     method, baseline = request.start_method, loaded.baseline
     if method is None:
@@ -117,13 +171,7 @@ def _load_dataset(request: WorkloadRequest, ends_with_sampler: bool | None) -> L
             made.setup(stage="fit")
             made = made.train_dataloader()
         made = choose_split(made, request.split, source)
-    loaded = dataclasses.replace(wrap_dataset(made, source, ends_with_sampler), owner=owner)
-    if request.collate is None:
-        return loaded
-    collate, own = import_attribute(request.collate), loaded.own
-    if own is not None:
-        own = dataclasses.replace(own, arguments={**own.arguments, "collate_fn": collate})
-    return dataclasses.replace(loaded, parts=dataclasses.replace(loaded.parts, collate_fn=collate), own=own)
+    return dataclasses.replace(wrap_dataset(made, source, ends_with_sampler), owner=owner)
 
 
 def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> LoadedWorkload:
@@ -160,7 +208,6 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
 
 
 def _check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], source: str) -> None:
-    """Raise UsageError if a factory does not accept these arguments, or requires others."""
     try:
         inspect.signature(factory).bind(**arguments)
     except ValueError:  # a compiled function has no signature

@@ -131,44 +131,31 @@ OPTIONS: Final[Mapping[str, tuple[click.Option, ...]]] = {
     ),
     "Output": (option("-o --output FILE", "File for the result.", "dltune.json"), *OUTPUT),
     "Advanced": (
-        option("--collate MODULE:NAME", "collate_fn to use instead of the workload's own."),
         option("--trial-time TIME", "Time per validation trial; search trials use 60% of it.", "2s"),
         option("--stall-time TIME", "Stop a trial that makes no progress for this long.", "60s"),
         option("--seed N", "Seed of the sampler.", 0),
         option("--sampler model|gp|tpe|random", "Built-in cost model, or an Optuna sampler.", "model"),
         option("--storage URL", "Optuna storage of the study, or a journal file. Default: in memory."),
         option("--study-name NAME", "Name of the Optuna study."),
-        option("--main FILE", "Your training script: spawn and forkserver workers import it, so its imports count."),
         option("--profile NAME", "Label of the profile in the file."),
-        option("--dry-run", "Profile the workload, list the first trials, and stop."),
     ),
 }
 
 
 class TuneCommand(click.Command):
-    """A command whose help groups the options; `--help-all` also shows the advanced ones."""
+    """A command whose help groups the options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups."""
         grouped = {option for options in OPTIONS.values() for option in options}
         rest = tuple(one for one in self.get_params(ctx) if isinstance(one, click.Option) and one not in grouped)
         for title, options in {**OPTIONS, "Help": rest}.items():
-            if title != "Advanced" or ctx.meta.get("show_all"):
-                with formatter.section(title):
-                    formatter.write_dl([record for one in options if (record := one.get_help_record(ctx)) is not None])
+            with formatter.section(title):
+                formatter.write_dl([record for one in options if (record := one.get_help_record(ctx)) is not None])
 
 
-def _show_all(ctx: click.Context, _option: click.Parameter, is_given: bool) -> None:
-    if is_given and not ctx.resilient_parsing:
-        ctx.meta["show_all"] = True
-        click.echo(ctx.get_help(), color=ctx.color)
-        ctx.exit()
-
-
-HELP_ALL: Final = option("--help-all", "Show the advanced options, too, and exit.")
-HELP_ALL.is_eager, HELP_ALL.expose_value, HELP_ALL.callback = True, False, _show_all
 TARGET: Final = click.Argument(["target"], required=False, metavar="[TARGET]")
-TUNE_PARAMS: Final = (TARGET, *(one for group in OPTIONS.values() for one in group), HELP_ALL)
+TUNE_PARAMS: Final = (TARGET, *(one for group in OPTIONS.values() for one in group))
 
 
 def build_request(options: Mapping[str, Any]) -> TuningRequest:

@@ -54,44 +54,7 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
             if ParameterSource.COMMANDLINE in map(ctx.get_parameter_source, ("dataset", "loader")):
                 raise UsageError(f"Pass either {target} or --dataset or --loader.")
             options |= {"dataset": target, "loader": None}
-        request = build_request(options)
-        if options["dry_run"]:
-            _print_plan(request, options)
-        elif request.fresh or not _print_stored_result(request, options):
-            _run_and_print(request, options)
-
-
-def _print_plan(request: TuningRequest, options: dict[str, Any]) -> None:
-    from autotune.preparation import plan_only
-    from autotune.settings import format_arguments
-
-    with raise_on_signals(), RunDisplay(verbose=options["verbose"], quiet=options["quiet"]) as progress:
-        plan = plan_only(request, progress=progress)
-    rows = {format_arguments(one, with_batch_size=True): plan.predict(one) for one in plan.initial_configs()}
-    lines = [f"{arguments}  (predicted {rate:,.0f} samples/s)" for arguments, rate in rows.items()]
-    print_result("\n  ".join([f"Up to {request.trials} trials, these first:", *lines]))
-
-
-def _print_stored_result(request: TuningRequest, options: dict[str, Any]) -> bool:
-    """Print the stored result of the same request if a short measurement confirms it; return whether it does."""
-    if not Path(request.output).exists():  # importing the rest takes a second
-        return False
-    from autotune.checking import verify
-    from autotune.preparation import find_stored
-    from autotune.report.render import render_verified
-    from autotune.system.machine import read_machine
-
-    if (stored := find_stored(request, read_machine(), validated=True)) is None:
-        return False
-    with raise_on_signals(), RunDisplay(quiet=options["quiet"]) as progress:
-        found = verify(request, stored, progress)
-        if not found.is_valid or found.remeasured is None:
-            progress.show_warning(f"the stored result is out of date, tuning again: {'; '.join(found.reasons)}")
-            return False
-    rate, name = found.remeasured.samples_per_second, name_in(request.output, stored.workload_id)
-    text = render_verified(stored, request.output, rate, width=get_terminal_size((100, 24)).columns, name=name)
-    print_result(stored.model_dump_json(indent=2) if options["json"] else text)
-    return True
+        _run_and_print(build_request(options), options)
 
 
 def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: TunedProfile | None = None) -> None:
@@ -99,18 +62,19 @@ def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tun
 
     with raise_on_signals():
         with SupervisorClient(request.workload.nproc_per_node) as supervisor:  # imports torch meanwhile
-            from autotune.profiles.store import read_profiles
+            from autotune.preparation import find_stored
             from autotune.report.render import render_summary
+            from autotune.system.machine import read_machine
             from autotune.tuning import tune
 
+            if earlier is None and not request.fresh:
+                earlier = find_stored(request, read_machine(), validated=True)
             with RunDisplay(verbose=options["verbose"], quiet=options["quiet"]) as progress:
                 found = tune(request, progress=progress, earlier=earlier, supervisor=supervisor)
                 progress.show_result(found.profile)
         with defer_interrupts():
             name, width = name_in(request.output, found.profile.workload_id), get_terminal_size((100, 24)).columns
-            stored = (one for one in read_profiles(Path(request.output)) if one.id == found.profile.id)
-            in_use = next((one for one in stored if one.is_validated), None)
-            text = render_summary(found.profile, request.output, width=width, name=name, in_use=in_use)
+            text = render_summary(found.profile, request.output, width=width, name=name)
             document = found.profile.model_dump_json(indent=2)
             print_result(document if options["json"] else text, f" The result is in {request.output}.")
     if found.interrupted:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, get_
 from autotune.config import DataLoaderSettings, FrozenModel, LoaderConfig
 from autotune.errors import ProfileError, UsageError
 from autotune.profiles.export import Library, translate
-from autotune.profiles.loaders import choose_arguments, list_kept, make_worker_init, replace_loader
+from autotune.profiles.loaders import NEEDS_WORKERS, choose_arguments, list_kept, make_worker_init, replace_loader
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_file
 from autotune.settings import SETTINGS
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 OnMismatch = Literal["warn", "error", "default"]
 Target = TypeVar("Target")
-NEEDS_WORKERS: Final = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context")
 MAX_BYTES_CHANGE: Final = 0.02  # of memory or /dev/shm: a kernel update changes them by less
 MAX_SHARE: Final = 0.8  # of memory or /dev/shm that loaders may fill
 RESERVED_FILES: Final = 128  # open files of the process itself and of the batches in flight
@@ -56,7 +55,6 @@ _COMPARED: Final[dict[str, tuple[str, float | None]]] = {
     "cuda": ("CUDA", None),
     "python": ("Python", None),
     "start_method": ("start method", 0.0),
-    "thread_variables": ("thread limits", None),
     "dataset": ("dataset", 0.0),
     "split": ("split", 0.0),
     "loader_class": ("loader class", 0.0),
@@ -81,8 +79,6 @@ def compare(*pairs: tuple[FrozenModel, FrozenModel]) -> list[Difference]:
 
 
 def _write(field: str, value: Any) -> str:
-    if isinstance(value, dict):
-        value = " ".join(f"{name}={text}" for name, text in value.items()) or None
     if value is None or isinstance(value, str):
         return value or "none"
     return format_bytes(value) if field.endswith("_bytes") else f"{value:,}" if isinstance(value, int) else f"{value:g}"

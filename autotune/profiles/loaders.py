@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from autotune.config import ProcessSettings
 
 WITHOUT_WORKERS: Final = {"prefetch_factor": None, "persistent_workers": False, "in_order": True}
+NEEDS_WORKERS: Final = (*WITHOUT_WORKERS, "multiprocessing_context", "timeout")  # arguments without effect otherwise
 THREAD_SETTERS: Final = {"cv2": "setNumThreads", "threadpoolctl": "threadpool_limits"} | dict.fromkeys(
     ("mkl", "numexpr", "torch"), "set_num_threads"
 )  # functions of modules, called if the module has been imported

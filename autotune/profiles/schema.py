@@ -9,18 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 
-from autotune.config import (
-    BoundedBytes,
-    BoundedCount,
-    BoundedRate,
-    BoundedSeconds,
-    Configured,
-    Fraction,
-    FrozenModel,
-    Interval,
-    JsonDict,
-    Workers,
-)
+from autotune.config import Configured, Count, Fraction, FrozenModel, Interval, JsonDict, Rate, Seconds, Workers
 from autotune.system.machine import Hardware, Software
 
 Bottleneck = Literal["step", "cpu", "io", "transfer", "copy", "epoch"]
@@ -33,9 +22,9 @@ class WorkloadIdentity(FrozenModel):
     dataset: str  # import string of the factory, called with `dataset_args`
     dataset_args: JsonDict = Field(default_factory=dict)
     split: str | None = None  # name of one of several results of the factory
-    samples: BoundedCount | None  # per epoch; None if an iterable dataset has no length
-    sample_bytes: BoundedBytes  # of tensors per sample, mean
-    sample_bytes_error: BoundedBytes = 0  # half-width of the 95% interval of the mean; 0 if unknown
+    samples: Count | None  # per epoch; None if an iterable dataset has no length
+    sample_bytes: Count  # of tensors per sample, mean
+    sample_bytes_error: Count = 0  # half-width of the 95% interval of the mean; 0 if unknown
     step: str  # import string of the step, `simulated 35.0 ms` or `built-in`
     kind: Literal["map", "iterable"] = "map"  # a loader can shuffle only a map-style dataset
     loader_class: str | None = None  # the user's loader class or loader function; None for a plain DataLoader
@@ -62,7 +51,7 @@ class Baseline(Configured):
     """The configuration that the recommended one is compared with, such as `PyTorch's defaults`, and its median run."""
 
     description: str
-    samples_per_second: BoundedRate
+    samples_per_second: Rate
     wait_share: Fraction
     bottleneck: Bottleneck
 
@@ -71,8 +60,8 @@ class Contribution(FrozenModel):
     """Contribution of settings such as `num_workers=4`: the throughput with them, and over that without them."""
 
     setting: str
-    samples_per_second: BoundedRate
-    speedup: BoundedRate
+    samples_per_second: Rate
+    speedup: Rate
     speedup_ci95: Interval | None = None  # None if unknown
     is_estimate: bool = False  # by the model, from the trials of the search
 
@@ -80,46 +69,39 @@ class Contribution(FrozenModel):
 class CandidateResult(Configured):
     """Raw measurements of one configuration in the validation, in fresh processes, alternating with the others."""
 
-    runs: dict[BoundedCount, BoundedRate] = Field(default_factory=dict)  # samples per second by number of the run
+    runs: dict[Count, Rate] = Field(default_factory=dict)  # samples per second by number of the run
     failures: tuple[str, ...] = ()  # why other runs failed
 
 
 class BatchWaits(FrozenModel):
     """Percentiles of the wait for a batch, in seconds, without the first batch of each epoch."""
 
-    p50: BoundedSeconds
-    p95: BoundedSeconds
-    p99: BoundedSeconds
-
-
-class ProcessWaits(FrozenModel):
-    """How one of several training processes kept up with the others: its mean wait for a batch."""
-
-    wait_seconds: BoundedSeconds
-    late_share: Fraction  # share of the steps in which its batch arrived last, at least 1 ms after the first
+    p50: Seconds
+    p95: Seconds
+    p99: Seconds
 
 
 class ProfileResult(FrozenModel):
     """Measured result of the recommended configuration; of each process if several share the host."""
 
-    samples_per_second: BoundedRate  # of a training run of `epochs` epochs, median of the validation runs
+    samples_per_second: Rate  # of a training run of `epochs` epochs, median of the validation runs
     samples_per_second_ci95: Interval | None  # None without validation
-    validation_runs: BoundedCount  # alternating runs in fresh processes
+    validation_runs: Count  # alternating runs in fresh processes
     epochs: Annotated[int, Field(ge=1, le=2**63 - 1)]  # length of the training run
     baseline: Baseline | None  # the configuration that it is compared with; None if that failed
-    speedup: BoundedRate | None  # over the baseline; None if that failed
+    speedup: Rate | None  # over the baseline; None if that failed
     speedup_ci95: Interval | None
     decision: Literal["faster", "no_change"]  # `no_change` recommends the baseline: the speedup is not significant
-    upper_bound_samples_per_second: BoundedRate | None  # if data were always ready
+    upper_bound_samples_per_second: Rate | None  # if data were always ready
     wait_share: Fraction  # share of the time that the training loop waits for data
     batch_waits: BatchWaits | None = None  # None if unknown
     bottleneck: Bottleneck  # `cpu` and `io` are data loading, `transfer` is between processes, `epoch` is its restart
-    peak_host_bytes: BoundedBytes  # of the process tree, /dev/shm included
-    peak_shm_bytes: BoundedBytes
-    peak_gpu_bytes: BoundedBytes = 0  # of the allocator; 0 on the CPU
-    copy_bytes_per_second: BoundedRate | None = None  # to the device; None on the CPU
-    copy_bound_bytes_per_second: BoundedRate | None = None  # of copies alone
-    processes: tuple[ProcessWaits, ...] = ()  # by rank; empty for one process
+    peak_host_bytes: Count  # of the process tree, /dev/shm included
+    peak_shm_bytes: Count
+    peak_gpu_bytes: Count = 0  # of the allocator; 0 on the CPU
+    copy_bytes_per_second: Rate | None = None  # to the device; None on the CPU
+    copy_bound_bytes_per_second: Rate | None = None  # of copies alone
+    rank_wait_seconds: tuple[Seconds, ...] = ()  # mean wait for a batch by rank; empty for one process
     candidates: tuple[CandidateResult, ...] = ()
     gains: tuple[Contribution, ...] = ()  # measured, of settings that are not recommended defaults or change training
     contributions: tuple[Contribution, ...] = ()  # of each setting, in the usual order of manual tuning
@@ -130,23 +112,23 @@ class ProfileResult(FrozenModel):
 class RecordedBudgets(FrozenModel):
     """Resource limits of one training process with its workers during tuning; open files are per process."""
 
-    memory_bytes: BoundedBytes
-    shm_bytes: BoundedBytes
-    nofile: BoundedCount
-    gpu_bytes: BoundedBytes | None = None
-    max_workers: BoundedCount
+    memory_bytes: Count
+    shm_bytes: Count
+    nofile: Count
+    gpu_bytes: Count | None = None
+    max_workers: Count
 
 
 class TrialSummary(Configured):
     """One trial of the search, stopped early if it could not become the best."""
 
-    number: BoundedCount  # position in the search, from 1
+    number: Count  # position in the search, from 1
     status: Literal["completed", "stopped_early", "skipped", "failed"]  # `skipped`: predicted to break a limit
-    samples_per_second: BoundedRate | None = None  # in the warm process of the search; None if it did not complete
-    relative_error: BoundedRate | None = None  # half-width of its 95% interval as a share; None if unknown
-    predicted_samples_per_second: BoundedRate = 0.0
-    peak_host_bytes: BoundedBytes = 0  # 0 if not sampled
-    peak_shm_bytes: BoundedBytes = 0
+    samples_per_second: Rate | None = None  # in the warm process of the search; None if it did not complete
+    relative_error: Rate | None = None  # half-width of its 95% interval as a share; None if unknown
+    predicted_samples_per_second: Rate = 0.0
+    peak_host_bytes: Count = 0  # 0 if not sampled
+    peak_shm_bytes: Count = 0
     reason: str = ""
 
 
@@ -155,11 +137,11 @@ class SearchRecord(FrozenModel):
 
     trials: tuple[TrialSummary, ...] = ()
     sampler: str  # `model`, the name of one of Optuna's samplers, or `training` if a training run was measured
-    seed: BoundedCount
-    seconds: BoundedSeconds  # of the whole run
-    phase_seconds: dict[Phase, BoundedSeconds] = Field(default_factory=dict)
+    seed: Count
+    seconds: Seconds  # of the whole run
+    phase_seconds: dict[Phase, Seconds] = Field(default_factory=dict)
     stop_reason: str
-    scaling: dict[Workers, BoundedRate] = Field(default_factory=dict)  # expected samples per second by num_workers
+    scaling: dict[Workers, Rate] = Field(default_factory=dict)  # expected samples per second by num_workers
     batch_samples: Annotated[int, Field(ge=1, le=2**63 - 1)] = 1  # a mean if the workload makes its own batches
 
 

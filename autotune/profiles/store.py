@@ -25,11 +25,7 @@ NEW_MODE: Final = 0o644  # others who can write the file could have their code e
 
 
 def read_file(path: Path) -> TunedFile:
-    """Read and validate a tuned file.
-
-    Raises:
-        ProfileError: It cannot be read, is not a regular file, is too large, or is not valid.
-    """
+    """Read a tuned file; raise ProfileError if it cannot be read, is no regular file, is too large or not valid."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
             status = os.fstat(stream.fileno())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from autotune.config import BoundedBytes, BoundedCount
+from autotune.config import Count
 from autotune.errors import UsageError
 from autotune.profiles.schema import RecordedBudgets
 from autotune.protocol.workload_profile import WorkloadProfile
@@ -47,8 +47,8 @@ RESOURCES: Final = (HOST_MEMORY, SHARED_MEMORY, OPEN_FILES, DEVICE_MEMORY)
 class Budgets(RecordedBudgets):
     """Budgets of one training process and its workers; `reserve_bytes` of host memory must stay available to others."""
 
-    reserve_bytes: BoundedBytes
-    max_workers: BoundedCount = MAX_SEARCHED_WORKERS
+    reserve_bytes: Count
+    max_workers: Count = MAX_SEARCHED_WORKERS
 
     def record(self) -> RecordedBudgets:
         """Return the part that dltune.json stores."""
@@ -60,11 +60,7 @@ class Budgets(RecordedBudgets):
 
 
 def plan_budgets(machine: MachineProfile, request: TuningRequest, workload: WorkloadProfile | None = None) -> Budgets:
-    """Convert the user's budgets for the host to bytes for each training process; device memory if `workload` is known.
-
-    Raises:
-        UsageError: A budget cannot be parsed.
-    """
+    """Convert the budgets for the host to bytes for each training process; device memory if `workload` is known."""
     share = request.workload.nproc_per_node
     max_workers = max(MAX_SEARCHED_WORKERS, 2 * count_whole_cpus(machine.usable_cpus))
     return Budgets(

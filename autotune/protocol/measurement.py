@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from autotune.config import BoundedBytes, BoundedCount, BoundedSeconds, FrozenModel, LoaderConfig, LongText
+from autotune.config import Count, FrozenModel, LoaderConfig, LongText, Seconds
 
 TrialStatus = Literal[
     "completed",
@@ -31,13 +31,13 @@ MIN_EPOCH_SECONDS: Final = 1e-9
 class EpochTrace(FrozenModel):
     """Raw record of one epoch, whole or cut short."""
 
-    batch_seconds: tuple[BoundedSeconds, ...]  # end of each batch's step, since the epoch began; ascending
-    end_seconds: BoundedSeconds  # includes the shutdown of workers that do not persist
-    wait_seconds: BoundedSeconds  # total wait for batches
-    samples: BoundedCount
-    requested_batches: BoundedCount | None  # handed out by the sampler; None for an iterable dataset
-    closed_after: BoundedCount | None  # batches consumed when the sampler was closed; None for a whole epoch
-    batch_waits: tuple[BoundedSeconds, ...] = ()  # for each batch; empty if unknown
+    batch_seconds: tuple[Seconds, ...]  # end of each batch's step, since the epoch began; ascending
+    end_seconds: Seconds  # includes the shutdown of workers that do not persist
+    wait_seconds: Seconds  # total wait for batches
+    samples: Count
+    requested_batches: Count | None  # handed out by the sampler; None for an iterable dataset
+    closed_after: Count | None  # batches consumed when the sampler was closed; None for a whole epoch
+    batch_waits: tuple[Seconds, ...] = ()  # for each batch; empty if unknown
 
     @model_validator(mode="after")
     def _check_times(self) -> Self:
@@ -58,20 +58,19 @@ class EpochTrace(FrozenModel):
 class RankWaits(FrozenModel):
     """How long one of several training processes waited for data."""
 
-    wait_seconds: BoundedSeconds
-    steps: BoundedCount  # in which every process had a batch
-    late_steps: BoundedCount  # in which this process got its batch last, 1 ms or more after the first
-    samples: BoundedCount = 0  # of a whole epoch; 0 if unknown
+    wait_seconds: Seconds
+    steps: Count  # in which every process had a batch
+    samples: Count = 0  # of a whole epoch; 0 if unknown
 
 
 class Measurement(FrozenModel):
     """Measurement of one trial; with several training processes, of the one that waited longest for data."""
 
     epochs: Annotated[tuple[EpochTrace, ...], Field(min_length=1)]  # in order, the first with cold workers
-    epoch_batches: BoundedCount | None  # of a whole epoch; None if unknown
+    epoch_batches: Count | None  # of a whole epoch; None if unknown
     stopped: StopReason
-    epoch_samples: Annotated[BoundedCount, Field(ge=1)] | None = None  # of a whole epoch; None if unknown
-    peak_gpu_bytes: BoundedBytes = 0  # largest memory that the allocator held; 0 on the CPU
+    epoch_samples: Annotated[Count, Field(ge=1)] | None = None  # of a whole epoch; None if unknown
+    peak_gpu_bytes: Count = 0  # largest memory that the allocator held; 0 on the CPU
     ranks: tuple[RankWaits, ...] = ()  # empty for one process
 
     @model_validator(mode="after")
@@ -91,9 +90,9 @@ class TrialResult(FrozenModel):
     measurement: Measurement | None = None  # of a completed trial
     message: LongText = ""  # of a failure: what happened, the number against the limit, and the next step
     details: LongText = ""  # traceback or captured output
-    peak_host_bytes: BoundedBytes = 0  # 0 if unknown
-    peak_shm_bytes: BoundedBytes = 0
-    seconds: BoundedSeconds = 0.0  # wall time of the whole trial
-    samples: BoundedCount = 0  # up to a failure, including the batch that failed
+    peak_host_bytes: Count = 0  # 0 if unknown
+    peak_shm_bytes: Count = 0
+    seconds: Seconds = 0.0  # wall time of the whole trial
+    samples: Count = 0  # up to a failure, including the batch that failed
     in_step: bool = False  # whether the training step failed
     cause: LongText = ""  # type and place of an error of the user's code, as in `ValueError at data.py:12`

@@ -13,18 +13,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
-from autotune.config import (
-    BoundedBytes,
-    BoundedCount,
-    BoundedRate,
-    BoundedSeconds,
-    Fraction,
-    FrozenModel,
-    LoaderConfig,
-    LongText,
-)
+from autotune.config import Count, Fraction, FrozenModel, LoaderConfig, LongText, Rate, Seconds
 from autotune.protocol.measurement import Measurement, TrialResult
-from autotune.protocol.workload_profile import FoundIdentity, WorkloadProfile
+from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
@@ -34,7 +25,6 @@ MEASURING_PHASE: Final = "measuring"  # of a trial
 Role = Literal["main", "workers"]
 Stage = Literal["import", "device", "ranks", "dataset", "step", "probe", "trial", "running step"]
 NewProcess = Literal["fork", "interpreter"]
-BatchSizes = tuple[Annotated[int, Field(ge=1)], ...]  # of the request; empty for those of the workload
 
 
 class TrialRequest(FrozenModel):
@@ -42,12 +32,12 @@ class TrialRequest(FrozenModel):
 
     op: Literal["run"] = "run"
     config: LoaderConfig
-    epochs: BoundedCount  # of the training run whose throughput is estimated
-    seconds: BoundedSeconds  # time limit
+    epochs: Count  # of the training run whose throughput is estimated
+    seconds: Seconds  # time limit
     precision: Fraction = 0.02  # relative half-width of the 95% interval at which the measurement may end
-    prune_below: BoundedRate | None = None  # throughput below which the trial may end, samples per second
+    prune_below: Rate | None = None  # throughput below which the trial may end, samples per second
     new_process: NewProcess | None = None  # None: in the process of the last trial
-    gpu_bytes: BoundedBytes | None = None  # limit of the device memory allocator; None for all of the device
+    gpu_bytes: Count | None = None  # limit of the device memory allocator; None for all of the device
 
 
 RunTrial = Callable[[TrialRequest], TrialResult]  # in a child process, or by a formula in tests
@@ -71,17 +61,10 @@ class ProbeCommand(FrozenModel):
     """Parent to child: profile the workload, as far as the role of the process allows."""
 
     op: Literal["probe"] = "probe"
-    batch_sizes: BatchSizes = ()
+    batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()  # of the request; empty for those of the workload
     usable_cpus: Annotated[float, Field(gt=0, le=1e6)]  # that can be kept busy, by affinity and by every quota
     profile: WorkloadProfile | None = None  # for role `workers`: the profile by role `main`, to be completed
-    digests: dict[BoundedCount, LongText] = Field(default_factory=dict)  # of samples as role `main` read them, by index
-
-
-class IdentifyCommand(FrozenModel):
-    """Parent to child: identify the workload from a few batches."""
-
-    op: Literal["identify"] = "identify"
-    batch_sizes: BatchSizes = ()
+    digests: dict[Count, LongText] = Field(default_factory=dict)  # of samples as role `main` read them, by index
 
 
 class ReleaseCommand(FrozenModel):
@@ -95,7 +78,7 @@ class ProgressReport(FrozenModel):
 
     op: Literal["progress"] = "progress"
     phase: LongText
-    batches: BoundedCount = 0
+    batches: Count = 0
 
 
 class ReadyReport(FrozenModel):
@@ -110,13 +93,7 @@ class ProbeReport(FrozenModel):
 
     op: Literal["probed"] = "probed"
     profile: WorkloadProfile
-    digests: dict[BoundedCount, LongText] = Field(default_factory=dict)
-
-
-class IdentityReport(FoundIdentity):
-    """Child to parent: the identity of the workload."""
-
-    op: Literal["identified"] = "identified"
+    digests: dict[Count, LongText] = Field(default_factory=dict)
 
 
 class TrialReport(FrozenModel):
@@ -134,23 +111,21 @@ class FailureReport(FrozenModel):
     error: LongText  # type and message
     details: LongText = ""  # traceback
     on_device: bool = False  # whether the process uses an accelerator
-    samples: BoundedCount = 0  # of the trial, including the batch that failed
-    rank: BoundedCount | None = None  # the only training process that failed; None if all did
+    samples: Count = 0  # of the trial, including the batch that failed
+    rank: Count | None = None  # the only training process that failed; None if all did
 
 
 class LostRankReport(FrozenModel):
     """Child to parent: one of several training processes has ended, with a status as in `subprocess`."""
 
     op: Literal["lost"] = "lost"
-    rank: BoundedCount
+    rank: Count
     status: int
 
 
-Command = Annotated[
-    LoadCommand | ProbeCommand | IdentifyCommand | TrialRequest | ReleaseCommand, Field(discriminator="op")
-]
+Command = Annotated[LoadCommand | ProbeCommand | TrialRequest | ReleaseCommand, Field(discriminator="op")]
 Report = Annotated[
-    ProgressReport | ReadyReport | ProbeReport | IdentityReport | TrialReport | FailureReport | LostRankReport,
+    ProgressReport | ReadyReport | ProbeReport | TrialReport | FailureReport | LostRankReport,
     Field(discriminator="op"),
 ]
 COMMAND: Final[TypeAdapter[Command]] = TypeAdapter(Command)
@@ -158,7 +133,7 @@ REPORT: Final[TypeAdapter[Report]] = TypeAdapter(Report)
 
 
 class ChannelClosedError(Exception):
-    """The other process has ended, or stopped within a message."""
+    """The other process has ended, stopped within a message, or sent more than 64 MiB."""
 
 
 class Channel:
@@ -184,11 +159,7 @@ class Channel:
             raise ChannelClosedError(str(error)) from None
 
     def receive(self, timeout: float | None = None) -> str | None:
-        """Wait for one message; return None if none begins within `timeout` seconds.
-
-        Raises:
-            ChannelClosedError: The other process has ended, stopped within a message, or sent more than 64 MiB.
-        """
+        """Wait for one message; return None if none begins within `timeout` seconds. Raises ChannelClosedError."""
         try:
             if not self._connection.poll(timeout):
                 return None

@@ -53,10 +53,8 @@ def throughput_ci95(
 ) -> Interval | None:
     """Return the 95% interval of a throughput from repeated runs; None for fewer than two.
 
-    Args:
-        rates: Throughput of each run.
-        picked_of: Number of configurations that this one is the best of (Bonferroni correction).
-        others: Throughputs of other configurations on the same machine; their spread informs the prior.
+    The runs are the best of `picked_of` configurations (Bonferroni correction). The spread of `others`, throughputs of
+    other configurations on the same machine, informs the prior.
     """
     return _log_interval([math.log(rate) for rate in rates], ROUND_SPREAD, picked_of, others)
 

@@ -33,11 +33,6 @@ class ThroughputEstimate:
     wait_share: float
     epoch_seconds: float  # mean of later epochs
 
-    @property
-    def upper(self) -> float:
-        """Upper end of the interval, samples per second."""
-        return self.samples_per_second * (1 + self.relative_error)
-
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:

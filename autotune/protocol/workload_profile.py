@@ -8,17 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from autotune.config import (
-    BoundedBytes,
-    BoundedCount,
-    BoundedRate,
-    BoundedSeconds,
-    Fraction,
-    FrozenModel,
-    LoaderConfig,
-    LongText,
-    StartMethod,
-)
+from autotune.config import Count, Fraction, FrozenModel, LoaderConfig, LongText, Rate, Seconds, StartMethod
 from autotune.profiles.schema import WorkloadIdentity
 from autotune.request import WorkloadRequest
 from autotune.settings import SettingName
@@ -43,8 +33,8 @@ def _fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 class LinearCost(FrozenModel):
     """Linear model of seconds: `fixed_seconds + size * per_item_seconds`; an item is a sample or a worker."""
 
-    fixed_seconds: BoundedSeconds
-    per_item_seconds: BoundedSeconds
+    fixed_seconds: Seconds
+    per_item_seconds: Seconds
 
     @classmethod
     def fit(cls, points: Sequence[tuple[float, float]]) -> Self:
@@ -60,8 +50,8 @@ class LinearCost(FrozenModel):
 class LinearBytes(FrozenModel):
     """Linear model of bytes: `fixed_bytes + size * sample_bytes`."""
 
-    fixed_bytes: BoundedBytes = 0
-    sample_bytes: BoundedBytes = 0
+    fixed_bytes: Count = 0
+    sample_bytes: Count = 0
 
     @classmethod
     def fit(cls, points: Sequence[tuple[float, float]]) -> Self:
@@ -87,66 +77,60 @@ class H2DBandwidth(FrozenModel):
 
 
 class CostlyLine(FrozenModel):
-    """A function of the user's code by its first line, and its share of the loading time."""
+    """A function of the user's code, by its first line, and its share of the loading time."""
 
     file: LongText
-    line: BoundedCount
-    function: LongText
+    line: Count
     source: LongText  # empty if unknown
     share: Fraction
 
 
-class FoundIdentity(FrozenModel):
-    """Properties that identify a workload, as the child found them."""
+class WorkloadProfile(FrozenModel):
+    """Properties and costs of a workload, as the probe measured them."""
 
     kind: Literal["map", "iterable"]
-    samples: BoundedCount | None  # in an epoch; None if unknown
-    sample_bytes: BoundedBytes  # of tensors per sample, mean
-    sample_bytes_error: BoundedBytes = 0  # half-width of the 95% interval of the mean; 0 if unknown
+    samples: Count | None  # in an epoch; None if unknown
+    sample_bytes: Count  # of tensors per sample, mean
+    sample_bytes_error: Count = 0  # half-width of the 95% interval of the mean; 0 if unknown
     loader_class: LongText | None = None  # class of a custom loader; None for a plain DataLoader
     loader_decides: tuple[SettingName, ...] = ()  # settings that a custom loader decides
     software: Software
     accelerator: Accelerator | None = None
-
-
-class WorkloadProfile(FoundIdentity):
-    """Properties and costs of a workload, as the probe measured them."""
-
     description: LongText
-    counted_samples: BoundedCount | None = None  # in an epoch of an iterable dataset; None if an epoch takes long
-    epoch_batches: BoundedCount | None = None  # in an epoch if the user's code makes the batches; else None
+    counted_samples: Count | None = None  # in an epoch of an iterable dataset; None if an epoch takes long
+    epoch_batches: Count | None = None  # in an epoch if the user's code makes the batches; else None
     batching: Literal["batch_size", "user"]  # `user` if a batch sampler or an unbatched dataset makes the batches
     drop_last: bool = False
     probe_batch_size: Annotated[int, Field(ge=1, le=2**63 - 1)]  # the mean of the user's batches
-    largest_probed: BoundedCount = 0  # batch size; costs of much larger batches are extrapolated
+    largest_probed: Count = 0  # batch size; costs of much larger batches are extrapolated
     load_cost: LinearCost  # to load and collate one batch in the training process
-    cpu_share: BoundedRate  # CPUs that loading keeps busy: 0 waits, 1 computes, more if it starts threads
+    cpu_share: Rate  # CPUs that loading keeps busy: 0 waits, 1 computes, more if it starts threads
     collate_cost: LinearCost = LinearCost(fixed_seconds=0.0, per_item_seconds=0.0)  # part of `load_cost`; 0 if unknown
     transfer_cost: LinearCost = LinearCost(fixed_seconds=4e-4, per_item_seconds=0.0)  # of a batch, from a worker
     step_cost: LinearCost  # of the step on a batch that is ready, on the device if there is one
-    step_cpus: BoundedRate = 0.0
+    step_cpus: Rate = 0.0
     step_takes_moved: bool = True  # whether it takes a batch all of which is on the device
     h2d: H2DBandwidth | None = None  # None on the CPU, and if samples are on the device already
     gpu_bytes: LinearBytes = LinearBytes()  # device memory that the allocator holds for a step
-    batch_tensors: BoundedCount
+    batch_tensors: Count
     on_accelerator: bool = False
     has_getitems: bool = False
     workers_duplicate_data: bool = False  # whether an iterable dataset delivers everything once per worker
     reads_worker_info: bool = False  # whether the dataset reads the number of its worker, or of all workers
     epoch_state: LongText | None = None  # why the dataset may differ between epochs, as in `dataset.set_epoch()`
     costly_lines: tuple[CostlyLine, ...] = ()  # most of loading in one process, the costliest first
-    differing_samples: BoundedCount = 0  # compared samples that workers return differently than the training process
-    worker_threads_cpu: BoundedRate = 0.0  # CPU time of a worker's other threads over that of the one that loads
-    worker_bytes: BoundedBytes = 0  # memory of a worker that is not forked; 0 if unknown
-    shards: BoundedCount | None = None  # that an iterable dataset divides among its workers; None if unknown
+    differing_samples: Count = 0  # compared samples that workers return differently than the training process
+    worker_threads_cpu: Rate = 0.0  # CPU time of a worker's other threads over that of the one that loads
+    worker_bytes: Count = 0  # memory of a worker that is not forked; 0 if unknown
+    shards: Count | None = None  # that an iterable dataset divides among its workers; None if unknown
     baseline: LoaderConfig | None = None  # settings of the DataLoader the factory returned; None for PyTorch's defaults
     fixed_settings: dict[SettingName, int | bool | None] = Field(default_factory=dict)  # by the loader or the dataset
     ends_with_sampler: bool = True  # whether an epoch of the loader ends when its sampler does
     multiprocessing_context: StartMethod | None = None  # of the workload; None for Python's default
-    gpu_free_bytes: BoundedBytes = 0  # device memory that the process held or could get at the start; 0 on the CPU
+    gpu_free_bytes: Count = 0  # device memory that the process held or could get at the start; 0 on the CPU
     pinning: bool = False  # whether pin_memory has an effect on the device in use
     worker_start_cost: LinearCost = LinearCost(fixed_seconds=0.0, per_item_seconds=0.02)  # includes lazy imports
-    rss_bytes: BoundedBytes = 0  # memory without mapped files of the process that loaded batches itself
+    rss_bytes: Count = 0  # memory without mapped files of the process that loaded batches itself
     worker_failure: LongText | None = None  # how the process that started workers failed; None if it worked
     notes: tuple[LongText, ...] = ()
 
@@ -156,8 +140,8 @@ class WorkloadProfile(FoundIdentity):
         return self.model_copy(update={name: -(-one // processes) for name, one in totals.items() if one is not None})
 
 
-def identify(request: WorkloadRequest, found: FoundIdentity) -> WorkloadIdentity:
-    """Return the identity of a workload, from its request and from what the child found."""
+def identify(request: WorkloadRequest, found: WorkloadProfile) -> WorkloadIdentity:
+    """Return the identity of a workload, from its request and its profile."""
     return WorkloadIdentity(
         dataset=request.dataset,
         dataset_args=request.dataset_args,

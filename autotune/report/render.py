@@ -24,13 +24,10 @@ _INDENT: Final = " " * 8
 _LINKS: Final = re.compile(r"://|www\.|@|#\d", re.IGNORECASE)  # GitHub makes links of these even if they are escaped
 
 
-def render_summary(
-    profile: TunedProfile, file: str, *, width: int = WIDTH, name: str | None = None, in_use: TunedProfile | None = None
-) -> str:
+def render_summary(profile: TunedProfile, file: str, *, width: int = WIDTH, name: str | None = None) -> str:
     """Write the end of a run: the result, at most one tip and one warning, and lines to paste.
 
     Only lines to paste are wider than `width` columns; `name` selects the profile if the file holds several workloads.
-    `in_use` is the validated profile of the same id in the file, which stays in use if this one is not validated.
     """
     report, is_change = make_report(profile, file, name), profile.result.decision == "faster"
     result = [_arguments(profile) if is_change else f"{report.headline}.", report.throughput, report.brief]
@@ -42,21 +39,7 @@ def render_summary(
     more = f" {left}: {format_command('show', file, name)}." if left else ""
     saved = f"Saved to {file} in {format_seconds(profile.search.seconds)}.{more}"
     rows.append(("", f"{saved} Report: {format_command('report', file, name)}"))
-    if in_use is not None and not profile.is_validated:
-        when = f"{in_use.created_at:%Y-%m-%d}"
-        rows.append(("", f"The profile validated on {when} stays in use: only a validated one replaces it."))
-        is_change = False
     return "\n".join([*_fold(rows, width), *(_usage(report) if is_change else [])])
-
-
-def render_verified(
-    profile: TunedProfile, file: str, rate: float, *, width: int = WIDTH, name: str | None = None
-) -> str:
-    """Write that a stored result is still valid; `rate` is its throughput now, in samples per second."""
-    then = f"{number(profile.result.samples_per_second)} when tuned on {profile.created_at:%Y-%m-%d}"
-    rows = [("Result  ", _arguments(profile)), (_INDENT, f"still valid: {number(rate)} samples/s, {then}")]
-    rows.append((_INDENT, "--fresh tunes from scratch."))
-    return "\n".join([*_fold(rows, width), *_usage(make_report(profile, file, name))])
 
 
 def render_profile(profile: TunedProfile, file: str, *, name: str | None = None) -> str:

@@ -62,8 +62,11 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
         speedup = f"{_factor(result.speedup)} faster"
         headline = f"{speedup}: {number(base.samples_per_second)} → {rate}"
         throughput += f", {speedup} than {base.description}{_interval(result.speedup_ci95, _factor)}"
-    evidence = "Measured in a training run." if profile.is_from_training else "Not validated."
-    evidence = f"Validated in {result.validation_runs} alternating runs." if profile.is_validated else evidence
+    evidence = "Not validated: it replaces no validated profile."
+    if profile.is_validated:
+        evidence = f"Validated in {result.validation_runs} alternating runs."
+    elif profile.is_from_training:
+        evidence = "Measured in a training run."
     evidence += "" if profile.is_complete else " Interrupted: the same command continues, unless it has --fresh."
     measured = (("before", base), ("after", result)) if base else (("now", result),)
     bottlenecks = dict.fromkeys(BOTTLENECKS[one.bottleneck] for _, one in measured)
@@ -131,7 +134,7 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
         ("All processes", f"{number(together)} samples/s" if together > rate else ""),
         ("Waiting for data", f"{result.wait_share:.0%} of the time"),
         ("Wait for a batch", ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in quantiles)),
-        ("Mean wait by rank", ", ".join(format_seconds(one.wait_seconds) for one in result.processes)),
+        ("Mean wait by rank", ", ".join(map(format_seconds, result.rank_wait_seconds))),
         ("Bottleneck", BOTTLENECKS[result.bottleneck]),
         ("Upper bound", f"{number(bound)} samples/s, {rate / bound:.0%} reached" if bound else ""),
         *((name, f"{format_bytes(peak)} of {format_bytes(limit)}" if peak else "") for name, peak, limit in peaks),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import resource
 import signal
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +21,7 @@ from autotune.protocol.messages import FailureReport, Report, Stage, TrialReport
 from autotune.request import WorkloadRequest
 from autotune.runner.hangs import FORKED_LOCK, HangReport
 from autotune.runner.resources import ResourceUsage
-from autotune.system.software import find_module, is_library
+from autotune.system.software import is_library
 from autotune.units import format_bytes
 
 MAX_QUOTED_CHARACTERS: Final = 600  # of an error, in a sentence
@@ -101,10 +100,12 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
             "(pytorch/pytorch#142884): return tensors, and raise errors whose class can be imported"
         ),
         r"stack expects each tensor to be equal size|should be of equal size|storage that is not resizable": (
-            "The samples of a batch differ in size: pad them in a collate_fn, as with --collate PKG.MOD:FUNCTION"
+            "The samples of a batch differ in size: pad them in a collate_fn, and return a DataLoader that has it, or "
+            "autotune.Workload(dataset=..., collate_fn=...)"
         ),
         r"default_collate: batch must contain": (
-            "torch cannot collate such samples: return tensors, numbers or dicts, or use --collate PKG.MOD:FUNCTION"
+            "torch cannot collate such samples: return tensors, numbers or dicts from the dataset, or "
+            "autotune.Workload(dataset=..., collate_fn=...) from the factory"
         ),
         r"don't support automatic differentiation|non-leaf tensor which requires_grad": (
             "A worker cannot send a sample that needs a gradient: return sample.detach()"
@@ -119,6 +120,9 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
         r"\ASystemExit": 'Code at the top of a module called sys.exit(): guard it with if __name__ == "__main__"',
         r"StopIteration": "It silently ends an epoch if __getitem__ or collate_fn raises it: raise another error",
         r"Caught \w+ in pin memory thread": "The batch could not be pinned: tune with --set pin_memory=false",
+        r"ModuleNotFoundError: No module named": (
+            "Install it in the environment that trains; if it is yours, add its folder to PYTHONPATH"
+        ),
         r"attempted relative import": "Name the file with its package, from the folder above: PACKAGE.MODULE:NAME",
         r"Cannot re-initialize CUDA in forked subprocess|CUDA error: initialization error": (
             "The training process and the workers forked from it both use CUDA: load samples on the CPU and move "
@@ -274,8 +278,7 @@ def start_error(reply: Reply, workload: WorkloadRequest) -> UsageError | Workloa
         }.get(failure.status, "")
         message = f"While {workload.dataset} was loaded and profiled, its process {failure.message}.{advice}"
         return WorkloadError(message, failure.details)
-    advice = _advise_on_missing_module(reply.error, Path(workload.working_dir))
-    advice = advice or find_advice(reply.error, "workload_failed")
+    advice = find_advice(reply.error, "workload_failed")
     text = f"{reply.error}\n{advice}." if advice else reply.error
     kind, _, message = text.partition(": ")
     for ours in (UsageError, WorkloadError):
@@ -288,18 +291,6 @@ def start_error(reply: Reply, workload: WorkloadRequest) -> UsageError | Workloa
     }
     usual = f"Loading the first batches of {workload.dataset} in the training process failed"
     return WorkloadError(f"{sources.get(reply.stage, usual)}: {text}", reply.details)
-
-
-def _advise_on_missing_module(error: str, folder: Path) -> str:
-    """Return where a missing module lies below a folder, or how to install it; empty if the error is another one."""
-    missing = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", error)
-    if missing is None:
-        return ""
-    found = find_module(missing[1], folder)
-    if found is None:
-        return f"Install it with {sys.executable} -m pip install; if it is yours, add its folder to PYTHONPATH"
-    place = found.parents[missing[1].count(".") + (found.name == "__init__.py")]
-    return f"There is {found}: set PYTHONPATH={place}, or name a script by its path (FILE.py:NAME)"
 
 
 def _find_exception(error: str) -> str:

@@ -43,8 +43,6 @@ DEADLOCK: Final = "deadlock: the training process waits for a batch while all wo
 _WAITING_FILES: Final = re.compile(r"[/\\](multiprocessing[/\\]\w+|selectors|threading|queue)\.py$")
 _OWN_FILES: Final = re.compile(r"[/\\]autotune[/\\](child|protocol)[/\\]\w+\.py$")
 _OWN_WAITING: Final = re.compile(r"[/\\](distributed|messages)\.py$")  # for other ranks, and for commands
-
-
 Stack = tuple[FrameSummary, ...]  # the calls of a thread that have not returned, the innermost first
 
 

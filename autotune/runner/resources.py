@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,7 +22,7 @@ from autotune.protocol.budgets import HOST_MEMORY, SHARED_MEMORY, Budgets
 from autotune.protocol.measurement import TrialStatus
 from autotune.system.cgroups import count_oom_kills, find_own_memory_groups
 from autotune.system.machine import AvailableMemory, read_shm
-from autotune.system.procfs import list_names, list_tree, measure_pss, measure_segments, memory_upper_bound
+from autotune.system.procfs import list_names, list_tree, measure_pss, measure_segments, memory_upper_bound, signal_all
 from autotune.units import format_bytes, format_seconds
 
 TREE_SECONDS: Final = 0.25  # between two walks over the processes, at 0.1 ms for each
@@ -165,15 +165,8 @@ class ResourceMonitor:
 
 @contextmanager
 def _stopped(pids: Collection[int]) -> Iterator[None]:
-    """Stop processes for a moment."""
     try:
-        _signal_all(pids, signal.SIGSTOP)
+        signal_all(pids, signal.SIGSTOP)
         yield
     finally:
-        _signal_all(pids, signal.SIGCONT)
-
-
-def _signal_all(pids: Collection[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+        signal_all(pids, signal.SIGCONT)

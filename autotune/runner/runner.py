@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from pydantic import ValidationError
 
-from autotune.errors import UsageError
+from autotune.errors import TrialError, UsageError
 from autotune.progress import ProgressListener
 from autotune.protocol import messages
 from autotune.protocol.budgets import Budgets
@@ -28,7 +28,7 @@ from autotune.runner.diagnosis import Reply, TrialFailure
 from autotune.runner.hangs import find_blocking, read_all_stacks
 from autotune.runner.resources import Limits, ResourceMonitor
 from autotune.runner.supervisor_client import SupervisorClient, make_folder
-from autotune.system.procfs import PROC, STACKS_FILE, read_text
+from autotune.system.procfs import PROC, STACKS_FILE, read_text, signal_all
 from autotune.units import format_seconds
 
 MAX_LOG_BYTES: Final = 4 * 2**20
@@ -121,9 +121,7 @@ class TrialProcess:
     def _end_for(self, status: TrialStatus, message: str) -> TrialFailure:
         processes = self.monitor.list_processes()
         found = find_blocking(read_all_stacks(processes, self._folder / STACKS_FILE)) if status == "stalled" else None
-        for pid in processes:  # at once; the supervisor kills some of them later
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGSTOP)
+        signal_all(processes, signal.SIGSTOP)  # at once; the supervisor kills some of them later
         output = self.read_output()
         self.end()
         if found is not None:
@@ -131,7 +129,6 @@ class TrialProcess:
         return TrialFailure(status, message, output)
 
     def _describe_exit(self, limits: Limits, status: int | None, rank: int | None = None) -> TrialFailure:
-        """Describe the end of the process, or of one of several training processes."""
         self.monitor.read(limits.budgets)
         output = self.read_output()
         self.end()
@@ -172,7 +169,7 @@ class TrialRunner:
         self.start_seconds: float | None = None  # what the last start of a process and of its dataset took
         self._workload = workload
         self._stall_seconds = stall_seconds
-        self._progress = progress or ProgressListener()
+        self.progress = progress or ProgressListener()
         self._owns_supervisor = supervisor is None
         self._supervisor = supervisor or SupervisorClient(workload.nproc_per_node)
         self._child: TrialProcess | None = None
@@ -243,16 +240,6 @@ class TrialRunner:
             failure = reply.message
         return profile.model_copy(update={"worker_failure": failure})
 
-    def identify(self, batch_sizes: Sequence[int], budgets: Budgets) -> messages.IdentityReport:
-        """Load the workload and a few batches, and return its identity; raises what `probe` raises."""
-        self._limits, self._ranks = budgets, 1
-        command = messages.IdentifyCommand(batch_sizes=tuple(batch_sizes))
-        reply = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
-        if isinstance(reply, messages.IdentityReport):
-            return reply
-        self.close()
-        raise diagnosis.start_error(reply, self._workload)
-
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial; a child that failed is ended with its whole tree, and the next trial gets a new one."""
         started = time.monotonic()
@@ -287,7 +274,12 @@ class TrialRunner:
         if self._child is None:
             began = time.monotonic()
             is_new = isinstance(command, TrialRequest) and command.new_process == "interpreter"
-            self._child = TrialProcess(self._supervisor, self._workload.working_dir, self._progress, interpreter=is_new)
+            folder = self._workload.working_dir
+            try:
+                self._child = TrialProcess(self._supervisor, folder, self.progress, interpreter=is_new)
+            except OSError as error:  # no space for a folder, no process left
+                where = f" ({error.filename})" if error.filename is not None else ""
+                raise TrialError(f"Trials can no longer be run: {error.strerror or error}{where}.") from None
             load = messages.LoadCommand(workload=self._workload, role=role, ranks=self._ranks, known=self._profile)
             reply = self._child.command(load, self._watch(math.inf, self._stall_seconds * MAX_LOAD_STALLS))
             if not isinstance(reply, messages.ReadyReport):

@@ -23,7 +23,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
-from autotune.system.procfs import PROC, TRIAL_VARIABLE, list_tree
+from autotune.system.procfs import PROC, TRIAL_VARIABLE, list_tree, signal_all
 
 MAX_TMPDIR_LENGTH: Final = 60  # characters; AF_UNIX paths end at 108, and torch adds to it
 MAX_REPLY_SECONDS: Final = 120.0  # the first reply waits until torch is imported, maybe from a slow disk
@@ -124,15 +124,13 @@ class SupervisorClient:
             message, received, _, _ = socket.recv_fds(self._connection, 2**16, 1)
             return dict(json.loads(message)), received  # an empty message is no JSON
         except (ConnectionError, ValueError):
-            raise BrokenPipeError(errno.EPIPE, self._describe_end(self._supervisor)) from None
-
-    @staticmethod
-    def _describe_end(supervisor: subprocess.Popen[bytes]) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            supervisor.wait(MAX_END_SECONDS)
-        if supervisor.returncode == -signal.SIGKILL:
-            return "the process that starts them was killed, as the kernel does if memory runs out: allow more memory"
-        return f"the process that starts them ended with status {supervisor.returncode}"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._supervisor.wait(MAX_END_SECONDS)
+            status = self._supervisor.returncode
+            happened = f"ended with status {status}"
+            if status == -signal.SIGKILL:
+                happened = "was killed, as the kernel does if memory runs out: allow more memory"
+            raise BrokenPipeError(errno.EPIPE, f"the process that starts them {happened}") from None
 
     def close(self) -> None:
         """End the supervisor, and with it the running trial."""
@@ -156,9 +154,8 @@ def kill_session(session: int) -> None:
     """Kill the processes of a trial whose supervisor was killed; those that left its session are lost."""
     for pid in (int(folder.name) for folder in PROC.iterdir() if folder.name.isdigit()):
         with contextlib.suppress(OSError):
-            for one in list_tree(pid) if os.getsid(pid) == session else ():
-                with contextlib.suppress(OSError):
-                    os.kill(one, signal.SIGKILL)
+            if os.getsid(pid) == session:
+                signal_all(list_tree(pid), signal.SIGKILL)
 
 
 def make_folder() -> Path:

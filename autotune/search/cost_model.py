@@ -90,10 +90,8 @@ def find_bottleneck(
     config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, wait_share: float
 ) -> Bottleneck:
     """Return the bottleneck of a run that spent this share of its time waiting for data."""
-    size, (training, waiting, computing) = (
-        batch_samples(config, workload),
-        predict_stages(config, workload, usable_cpus),
-    )
+    training, waiting, computing = predict_stages(config, workload, usable_cpus)
+    size = batch_samples(config, workload)
     load, step = workload.load_cost.at(size), workload.step_cost.at(size)
     if predict_copy(config, workload) > max(step, waiting, computing):
         return "copy"

@@ -16,11 +16,7 @@ from autotune.errors import WorkloadError
 from autotune.protocol.measurement import CODE_FAILURES, TrialResult, TrialStatus
 from autotune.request import WorkloadRequest
 
-FLAKY: Final[tuple[TrialStatus, ...]] = (
-    "workload_failed",
-    "crashed",
-    "device_failed",
-)  # a hang costs too much to retry
+FLAKY: Final[tuple[TrialStatus, ...]] = ("workload_failed", "crashed", "device_failed")  # a hang takes too long
 MIN_PROBABILITY: Final = 0.05  # of so few failures without workers; below it workers are the cause
 MAX_TRIALS_WITHOUT_WORKERS: Final = 4  # in a run, to find the cause
 ADVICE: Final[dict[TrialStatus, str]] = {
@@ -63,12 +59,14 @@ def describe_failure(trials: Sequence[TrialResult], cause: Cause) -> str:
     sides = {name: side for name, side in sides.items() if cause in map(cause_of, side)}
     tried = [one for side in sides.values() for one in side]
     failed = [one for one in tried if cause_of(one) == cause]
-    what, happened = (
-        "the training step" if failed[0].in_step else "it",
-        failed[0].message.partition(". ")[0].rstrip("."),
-    )
+    subject = "the training step" if failed[0].in_step else "it"
     counts = f"in {len(failed)} of {len(tried):,} trials ({_count_samples(tried):,} samples)"
-    return f"{counts} {what} {happened}, {' and '.join(sides)} workers"
+    return f"{counts} {subject} {_shorten(failed[0])}, {' and '.join(sides)} workers"
+
+
+def _shorten(failure: TrialResult) -> str:
+    """Return what happened, without the advice."""
+    return failure.message.partition(". ")[0].rstrip(".")
 
 
 class FailureCheck:
@@ -112,15 +110,13 @@ class FailureCheck:
 
     def find_cause(self, result: TrialResult) -> bool:
         """Find the cause of a failure; return whether workers, or the data, have now been found to fail."""
-        is_about_workers = (
-            result.status in CODE_FAILURES and result.config.dataloader.num_workers and not result.in_step
-        )
-        if self.reason is not None or self.flaw is not None or not is_about_workers:
+        if self.reason is not None or self.flaw is not None:
+            return False
+        if result.status not in CODE_FAILURES or result.in_step or not result.config.dataloader.num_workers:
             return False
         if self._find_flaw() is None and self.fewest is not None:
-            tried = [one for one in self.trials if one.config == self.fewest] or [
-                self._note(self._run_trial(self.fewest))
-            ]
+            tried = [one for one in self.trials if one.config == self.fewest]
+            tried = tried or [self._note(self._run_trial(self.fewest))]
             if all(one.status in CODE_FAILURES for one in tried):
                 self._blame_workers(tried[-1], self.fewest)
         self.flaw = self._find_flaw()
@@ -133,7 +129,7 @@ class FailureCheck:
             self._trials_left -= 1
             self._note(self._run_trial(without))
         if find_culprit(self.trials) == "workers":
-            how = f"num_workers={config.dataloader.num_workers}: it {failure.message.partition('. ')[0].rstrip('.')}"
+            how = f"num_workers={config.dataloader.num_workers}: it {_shorten(failure)}"
             text = f"num_workers > 0 fails with this dataset ({how}); it works with num_workers=0."
             self.reason = f"{text} {ADVICE[failure.status]}"
 

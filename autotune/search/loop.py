@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 from optuna.trial import Trial, TrialState
 
 from autotune.config import LoaderConfig
-from autotune.errors import WorkloadError
+from autotune.errors import WorkloadError, capture_interruption
 from autotune.profiles.schema import TrialSummary, TunedProfile
 from autotune.progress import ProgressListener
-from autotune.protocol.interruption import capture_interruption
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import RunTrial, TrialRequest
 from autotune.request import SEED_COUNT

@@ -22,7 +22,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from pydantic import Field, ValidationError
 
-from autotune.config import BoundedRate, FrozenModel, LoaderConfig
+from autotune.config import FrozenModel, LoaderConfig, Rate
 from autotune.errors import StudyError, UsageError
 from autotune.protocol.measurement import TrialResult
 from autotune.request import SamplerName, TuningRequest
@@ -42,7 +42,7 @@ class TrialRecord(FrozenModel):
     config: LoaderConfig
     samples_per_second: Annotated[float, Field(ge=0, le=1e200)]  # the prediction if it was skipped, 0 if it failed
     predicted: Annotated[float, Field(ge=0, le=1e200)] = 0.0  # samples per second before the trial; 0 if unknown
-    relative_error: BoundedRate | None = None  # half-width of the 95% interval as a share; None if unknown
+    relative_error: Rate | None = None  # half-width of the 95% interval as a share; None if unknown
     constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)  # as in Optuna
     result: TrialResult | None = None  # None if it was skipped; without the measurement if an earlier run made it
 
@@ -92,8 +92,8 @@ def open_storage(storage: str | None) -> BaseStorage:
 def open_study(plan: Plan) -> optuna.Study:
     """Open the study of the request; raise StudyError if it cannot be opened or is for another workload or machine."""
     request = plan.request
-    about: dict[str, Any] = {"dataset": request.workload.title, "step": request.workload.describe_step()}
-    about |= {"machine": plan.hardware.machine_class, "epochs": request.epochs}
+    about: dict[str, Any] = {"dataset": request.workload.dataset, "step": request.workload.describe_step()}
+    about |= {"split": request.workload.split, "machine": plan.hardware.machine_class, "epochs": request.epochs}
     with explain_errors(request, "opened"):
         opened: dict[str, Any] = {"storage": open_storage(request.storage), "load_if_exists": not request.fresh}
         study = optuna.create_study(study_name=request.study_name, direction="maximize", **opened)

@@ -12,9 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import Field
-
-from autotune.config import BoundedBytes, BoundedCount, BoundedCpus, FrozenModel, StartMethod
+from autotune.config import Count, Cpus, FrozenModel, StartMethod
 from autotune.system.cgroups import list_memory_limits, read_available, read_cpu_quota
 from autotune.system.procfs import CGROUP, PROC, SHM, read_field
 
@@ -23,20 +21,20 @@ class Accelerator(FrozenModel):
     """The accelerator of a process: its model with the slice if it is partitioned (MIG), and its memory if known."""
 
     name: str
-    count: BoundedCount = 1
-    memory_bytes: BoundedBytes = 0
+    count: Count = 1
+    memory_bytes: Count = 0
 
 
 class Hardware(FrozenModel):
     """The hardware that a profile was measured on."""
 
     gpu: str | None  # name of the accelerator; None on a machine without one
-    gpu_count: BoundedCount  # accelerators of that name
+    gpu_count: Count  # accelerators of that name
     cpu: str | None  # model of the CPU; None if unknown
-    usable_cpus: BoundedCpus  # the smaller of affinity and every cgroup quota
-    memory_limit_bytes: BoundedBytes  # the smaller of physical memory and every cgroup limit
-    shm_limit_bytes: BoundedBytes  # size of /dev/shm
-    nofile_limit: BoundedCount  # soft limit of open files per process
+    usable_cpus: Cpus  # the smaller of affinity and every cgroup quota
+    memory_limit_bytes: Count  # the smaller of physical memory and every cgroup limit
+    shm_limit_bytes: Count  # size of /dev/shm
+    nofile_limit: Count  # soft limit of open files per process
 
     @property
     def machine_class(self) -> str:
@@ -58,7 +56,6 @@ class Software(FrozenModel):
     cuda: str | None  # version that torch was built with; None for a CPU build
     python: str
     start_method: StartMethod  # of workers, by default
-    thread_variables: dict[str, str] = Field(default_factory=dict)  # which limit the threads of libraries
 
 
 @dataclass(frozen=True, slots=True)

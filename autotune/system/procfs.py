@@ -6,6 +6,7 @@ A file that cannot be read counts as empty. Folders are parameters for tests. On
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import time
 from collections import Counter
@@ -105,6 +106,13 @@ def memory_upper_bound(pids: Iterable[int | str], proc: Path = PROC) -> int:
     sizes = [{key: int(size) for key, size, _ in (one.split() for one in of if one.startswith("Rss"))} for of in lines]
     private_kib, shared_kib = ([one.get(key, 0) for one in sizes] for key in ("RssAnon:", "RssShmem:"))
     return 1024 * (sum(private_kib) + max(shared_kib, default=0))
+
+
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to processes, some of which may have ended."""
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, number)
 
 
 def die_with_parent() -> None:

@@ -21,7 +21,6 @@ THREAD_VARIABLES: Final = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS"),
     *("RAYON_NUM_THREADS", "POLARS_MAX_THREADS", "BLOSC_NTHREADS"),
 )  # most libraries read them on first use
-PLACEMENT_VARIABLES: Final = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "TOKENIZERS_PARALLELISM")
 RANKS: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
 LOCAL_RANKS: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 ROOTS: Final = (str(Path(os.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)  # Python's, dltune's
@@ -64,7 +63,6 @@ def read_software(torch_version: Any) -> Software:
         cuda=torch_version.cuda,
         python=platform.python_version(),
         start_method=read_start_method_in_force(),
-        thread_variables=read_thread_variables(),
     )
 
 
@@ -94,20 +92,6 @@ def read_local_rank(environ: Mapping[str, str] = os.environ) -> int:
     return next((int(text) for text in texts if text.isdecimal()), 0)
 
 
-def read_thread_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that are set and decide how many threads libraries start, and on which CPUs."""
-    return {name: environ[name] for name in (*THREAD_VARIABLES, *PLACEMENT_VARIABLES) if name in environ}
-
-
 def is_library(file: str) -> bool:
     """Return whether a file of Python code belongs to the interpreter, to an installed package, or to dltune."""
     return file.startswith(("<", *ROOTS)) or not INSTALLED.isdisjoint(Path(file).parts)
-
-
-def find_module(name: str, folder: Path) -> Path | None:
-    """Return the nearest file or package of a dotted module name in a folder or two levels below; None without one."""
-    ends, skipped = [name.replace(".", "/") + end for end in (".py", "/__init__.py")], {*INSTALLED, "build", "dist"}
-    for file in (file for depth in range(3) for end in ends for file in sorted(folder.glob("*/" * depth + end))):
-        if not any(part.startswith(".") or part in skipped for part in file.relative_to(folder).parts):
-            return file
-    return None

@@ -27,9 +27,6 @@ if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
 
 GUESS_ERROR: Final = 0.25  # of the logarithm of a guess, root mean square; 0.05 to 0.33 on the five recorded grids
 REPEATED_DATA_RATIO: Final = 1.5  # samples that all ranks together deliver in an epoch, over those of the dataset
-LATE_WAIT_SHARE: Final = 0.05  # of the time; below it a late process has no effect
-MIN_LATE_SHARE: Final = 0.2  # of the steps in which a process is late
-SAME_PROCESS_SHARE: Final = 0.8  # of the late steps; above it, it is always the same process
 IO_CPU_SHARE: Final = 0.5  # CPU share below which a sample mostly waits
 COLLATE_SHARE: Final = 0.25  # of loading; below it a faster collate_fn hardly helps
 MAX_LINES: Final = 3
@@ -136,10 +133,10 @@ def _build_result(
         peak_gpu_bytes=runs.peak_gpu_bytes,
         copy_bytes_per_second=rate * workload.sample_bytes if copies else None,
         copy_bound_bytes_per_second=copies.of(pinned=config.dataloader.pin_memory) if copies else None,
-        processes=runs.process_waits,
+        rank_wait_seconds=runs.rank_wait_seconds,
         candidates=tuple(one.record() for one in validation.measured),
         contributions=estimate_contributions(plan, found, validation, decision),
-        advice=(*describe_waits(runs), *suggest_improvements(plan, config, bottleneck)),
+        advice=tuple(suggest_improvements(plan, config, bottleneck)),
         warnings=(*workload.notes, *found.warnings, *warnings, *_list_warnings(plan, validation, runs)),
     )
 
@@ -218,24 +215,6 @@ def trace_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> dic
     path = [one for one in path if one == config or not plan.describe_excess(one)]
     rates = [min(rate, MAX_RATE) for rate in found.model.surrogate.predict(path)]
     return {one.dataloader.num_workers: rate for one, rate in zip(path, rates, strict=True)}
-
-
-def describe_waits(runs: CandidateRuns) -> Iterator[str]:
-    """Yield a sentence on a training process that the others wait for."""
-    processes = runs.process_waits
-    late = sum(one.late_share for one in processes)
-    if len(processes) < 2 or late < MIN_LATE_SHARE or runs.wait_share < LATE_WAIT_SHARE:
-        return
-    rank, last = max(enumerate(processes), key=lambda pair: pair[1].late_share)
-    if last.late_share < SAME_PROCESS_SHARE * late:
-        yield f"In {late:.0%} of the steps the ranks wait for one of them, not always the same: loading is slow."
-    else:
-        fastest = min(one.wait_seconds for one in processes)
-        yield (
-            f"Rank {rank} gets its batch last in {last.late_share:.0%} of the steps: it waits "
-            f"{format_seconds(last.wait_seconds)} for a batch, another rank {format_seconds(fastest)}. Check its data, "
-            "its CPU affinity and its disk; settings that all ranks share cannot fix it."
-        )
 
 
 def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bottleneck) -> Iterator[str]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from autotune.config import Interval, LoaderConfig
-from autotune.profiles.schema import BatchWaits, CandidateResult, ProcessWaits
+from autotune.errors import capture_interruption
+from autotune.profiles.schema import BatchWaits, CandidateResult
 from autotune.progress import ProgressListener
-from autotune.protocol.interruption import capture_interruption
 from autotune.protocol.measurement import Measurement, TrialResult
 from autotune.protocol.messages import NewProcess, RunTrial, TrialRequest
 from autotune.protocol.statistics import paired_ratio, throughput_ci95
@@ -118,14 +118,10 @@ class CandidateRuns:
         return BatchWaits(p50=centiles[49], p95=centiles[94], p99=centiles[98])
 
     @property
-    def process_waits(self) -> tuple[ProcessWaits, ...]:
-        """How the training processes kept up with each other, by rank; empty for one process."""
-        found = []
-        for ranks in zip(*(one.ranks for one in self.measurements if one.ranks), strict=False):
-            steps, late = max(1, sum(rank.steps for rank in ranks)), sum(rank.late_steps for rank in ranks)
-            wait_seconds = sum(rank.wait_seconds for rank in ranks) / steps
-            found.append(ProcessWaits(wait_seconds=wait_seconds, late_share=min(1.0, late / steps)))
-        return tuple(found)
+    def rank_wait_seconds(self) -> tuple[float, ...]:
+        """Mean wait for a batch of each training process; empty for one process."""
+        by_rank = zip(*(one.ranks for one in self.measurements if one.ranks), strict=False)
+        return tuple(sum(one.wait_seconds for one in runs) / max(1, sum(one.steps for one in runs)) for runs in by_rank)
 
     def record(self) -> CandidateResult:
         """Return the raw runs as a profile stores them."""
@@ -138,7 +134,7 @@ class NoiseMonitor:
     """Detects disturbances of all runs, which intervals do not show, by the kernel's counters and the pace of runs."""
 
     usable_cpus: float
-    read: Callable[[], CpuCounters | None] = read_cpu_counters
+    read: Callable[[], CpuCounters] = read_cpu_counters
     sleep: Callable[[float], object] = time.sleep
     stop_children: Callable[[], object] = lambda: None  # dltune's own, such as workers that are shutting down
     _first: CpuCounters | None = None
@@ -149,18 +145,16 @@ class NoiseMonitor:
         self.stop_children()
         before = self.read()
         self._first = self._first or before
-        if before is not None:
-            self.sleep(READING_SECONDS)
-            if (after := self.read()) is not None:
-                self._others.append(background_cpus(before, after, READING_SECONDS, self.usable_cpus))
+        self.sleep(READING_SECONDS)
+        self._others.append(background_cpus(before, self.read(), READING_SECONDS, self.usable_cpus))
 
     def describe(self, rates: Sequence[Mapping[int, float]]) -> Iterator[str]:
         """Yield a sentence for each disturbance beyond its limit; `rates` as in `measure_drift`."""
-        before, after, usable = self._first, self.read(), self.usable_cpus
-        steal, throttled = (0.0, 0.0)
-        if before is not None and after is not None:
-            steal, throttled = steal_share(before, after), throttled_share(before, after)
-        busy, limit = statistics.median(self._others or [0.0]), max(MIN_OTHERS_CPUS, OTHERS_SHARE * usable)
+        if self._first is None:  # interrupted before the first run
+            return
+        after, usable = self.read(), self.usable_cpus
+        steal, throttled = steal_share(self._first, after), throttled_share(self._first, after)
+        busy, limit = statistics.median(self._others), max(MIN_OTHERS_CPUS, OTHERS_SHARE * usable)
         if busy > limit:
             yield (
                 f"Other processes kept {busy:.2g} CPUs busy during the validation (limit {limit:.2g} of {usable:g} "

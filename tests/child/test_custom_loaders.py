@@ -66,11 +66,6 @@ def test_a_class_is_built_with_its_recorded_arguments_and_the_settings(workers: 
     assert batch[0, 0] % 2 == 0
 
 
-def test_a_requested_collate_function_replaces_that_of_a_class() -> None:
-    asked = WorkloadRequest(dataset="tests.custom_loaders:make_positional", collate="torch:vstack")
-    assert next(iter(build_loader(load_workload(asked), make_config(0, batch_size=5)))).shape == (5, 2)
-
-
 def test_a_timeout_for_workers_is_dropped_without_workers() -> None:
     workload = load("Doubling", batch_size=4, num_workers=1, timeout=7.0)
     assert len(list(build_loader(workload, make_config(0, batch_size=30)))) == 2

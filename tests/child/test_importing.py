@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.child.importing import become_script, import_attribute
+from autotune.child.workload import import_attribute
 from autotune.errors import UsageError
 from autotune.request import check_import_string, split_import_string
 from tests.builders import write_files
@@ -88,62 +85,3 @@ def test_an_error_of_the_users_module_is_not_changed() -> None:
         import_attribute("dltune_broken:make")
     with pytest.raises(ModuleNotFoundError, match="dltune_absent"):
         import_attribute("dltune_needy:make")
-
-
-DATA = """
-import torch
-class Numbers(torch.utils.data.Dataset):
-    def __len__(self): return 4
-    def __getitem__(self, index): return torch.tensor(index)
-def make_numbers(): return Numbers()
-"""
-NOTES = """
-import os, pathlib
-pathlib.Path(f"imported_{os.getpid()}").touch()
-"""
-GUARD = """
-if __name__ == "__main__": raise SystemExit("this would train")
-"""
-LOAD = """
-import sys
-sys.path.insert(0, "")
-from autotune.child.importing import become_script, import_attribute
-from torch.utils.data import DataLoader
-main, dataset, method = sys.argv[1:]
-become_script(main, dataset)
-loader = DataLoader(import_attribute(dataset)(), num_workers=2, multiprocessing_context=method)
-print(sorted(batch.item() for batch in loader))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("files", "main", "dataset", "method", "imports"),
-    [
-        pytest.param({"train.py": DATA + NOTES + GUARD}, "train.py", "train:make_numbers", "spawn", 3, id="factory"),
-        pytest.param({"pkg/t.py": DATA + NOTES + GUARD}, "pkg.t", "pkg.t:make_numbers", "spawn", 3, id="module"),
-        pytest.param(
-            *({"a/train.py": NOTES + "import near" + GUARD, "a/near.py": ""}, "a/train.py", "data:make_numbers"),
-            *("spawn", 2),
-            id="folder",
-        ),
-        pytest.param({"train.py": NOTES + GUARD}, "train.py", "data:make_numbers", "fork", 0, id="forked"),
-    ],
-)
-def test_spawned_workers_import_the_script_once_and_its_process_only_if_it_has_the_factory(
-    tmp_path: Path, files: dict[str, str], main: str, dataset: str, method: str, imports: int
-) -> None:
-    write_files(tmp_path, {"data.py": DATA, "pkg/__init__.py": "", **files})
-    command = [sys.executable, "-c", LOAD, main, dataset, method]
-    environ = os.environ | {"PYTHONPATH": str(Path.cwd())}
-    found = subprocess.run(command, check=False, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100)
-    assert found.stdout.strip() == "[0, 1, 2, 3]", found.stderr
-    assert len(list(tmp_path.glob("imported_*"))) == imports
-
-
-@pytest.mark.parametrize(
-    ("main", "words"), [("absent.py", "no such file"), ("absent", "neither a file"), ("absent.deep", "neither a file")]
-)
-def test_a_missing_script_is_refused(main: str, words: str) -> None:
-    with pytest.raises(UsageError, match=f"--main {main}: {words}"):
-        become_script(main, "data:make")

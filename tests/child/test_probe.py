@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from autotune.child.probe import identify_workload, load_batches, profile_step, profile_workload
+from autotune.child.probe import load_batches, profile_step, profile_workload
 from autotune.child.step import Step
 from autotune.child.workload import LoadedWorkload
 from autotune.errors import WorkloadError
@@ -23,7 +23,7 @@ from autotune.profiles.load import compare
 from autotune.protocol.messages import ProbeCommand, ProbeReport
 from autotune.protocol.workload_profile import LinearBytes, LinearCost, WorkloadProfile
 from autotune.request import Workload
-from tests.builders import make_config
+from tests.builders import make_config, make_workload
 
 BURNED_SECONDS = 0.05
 BURN = f"import time\nwhile time.process_time() < {BURNED_SECONDS}: pass"
@@ -175,10 +175,9 @@ class Texts(Dataset[torch.Tensor]):
 
 def test_texts_padded_to_the_longest_of_a_batch_are_identified_as_unchanged() -> None:
     parts = Workload(dataset=Texts(), collate_fn=lambda texts: pad_sequence(texts, batch_first=True))
-    again = [
-        identify_workload(LoadedWorkload(parts=parts), torch.device("cpu"), (16,), lambda phase, batches=0: None)
-        for _ in range(8)
-    ]
+    costs = (load_batches(LoadedWorkload(parts=parts), 16, lambda phase, batches=0: None)[0] for _ in range(8))
+    sizes = (one.sample_bytes for one in costs)
+    again = [make_workload(sample_bytes=mean, sample_bytes_error=error) for mean, error in sizes]
     assert len({one.sample_bytes for one in again}) > 1
     assert all(0 < one.sample_bytes_error < one.sample_bytes / 2 for one in again)
     assert [compare((one, other)) for one in again for other in again] == [[]] * 64

@@ -28,17 +28,17 @@ def build(*arguments: str) -> TuningRequest:
 
 def test_options_make_one_request() -> None:
     request = build(
-        *("--arg", "root=/data", "--arg", "size=3", "--split", "train", "--collate", "pkg:collate"),
+        *("--arg", "root=/data", "--arg", "size=3", "--split", "train"),
         *("--step-time", "35ms", "--batch-size", "32,64", "--set", "in_order=true", "--search", "num_workers=0:16"),
         *("--trials", "7", "--timeout", "10m", "--trial-time", "2s", "--stall-time", "5m", "--epochs", "3"),
         *("--seed", "5", "--sampler", "random", "--max-memory", "24GiB", "--max-shm", "50%"),
-        *("--max-gpu-memory", "70%", "--max-workers", "12", "--device", "cpu", "-o", "x.json", "--main", "train.py"),
+        *("--max-gpu-memory", "70%", "--max-workers", "12", "--device", "cpu", "-o", "x.json"),
         *("--profile", "mine", "--storage", "sqlite:///x.db", "--study-name", "s", "--fresh", "--nproc-per-node", "2"),
     )
     workload = request.workload
     assert (workload.dataset, workload.is_loader, workload.split) == ("pkg:make", False, "train")
     assert workload.dataset_args == {"root": "/data", "size": 3}
-    assert (workload.collate, workload.main, workload.device) == ("pkg:collate", "train.py", "cpu")
+    assert workload.device == "cpu"
     assert workload.step_seconds == pytest.approx(0.035)
     assert workload.nproc_per_node == 2
     assert request.fixed == {"in_order": True}

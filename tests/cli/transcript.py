@@ -22,7 +22,7 @@ from autotune.cli.main import cli
 from autotune.cli.tune import describe_check
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
-from autotune.report.render import render_summary, render_verified
+from autotune.report.render import render_summary
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.tuning import tune
 from tests.builders import make_full_profile, make_machine, make_measurement_of, write_profiles
@@ -47,7 +47,6 @@ def _show_help() -> Iterator[str]:
     for command in cli.commands.values():
         command._help_option = None  # click keeps that of the first context, which another test may have made
     yield _call("--help")
-    yield _call("tune", "--help-all")
     yield from (_call(name, "--help") for name in sorted(cli.commands))
 
 
@@ -69,9 +68,7 @@ def _tune() -> Iterator[str]:
         )
         display.show_result(found.profile)
     shown = f"{stream.getvalue()}{render_summary(found.profile, request.output, width=WIDTH)}\n"
-    verified = render_verified(found.profile, request.output, 850.0, width=WIDTH)
     yield f"$ dltune --dataset pkg:make --batch-size 32 --step-time 10ms\n{_mask(shown)}"
-    yield f"$ dltune --dataset pkg:make --batch-size 32 --step-time 10ms\n{_mask(verified)}\n"
 
 
 def _mask(text: str) -> str:

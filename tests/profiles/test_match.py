@@ -54,7 +54,6 @@ def make_facts(**changes: Any) -> tuple[Any, Any]:
         ({"cpu": "Newer"}, "processor Test CPU → Newer", False),
         ({"torch": "2.14.0"}, "torch 2.13.0 → 2.14.0", False),
         ({"start_method": "forkserver"}, "start method fork → forkserver", True),
-        ({"thread_variables": {"OMP_NUM_THREADS": "1"}}, "thread limits none → OMP_NUM_THREADS=1", False),
         ({"sample_bytes": 8192}, "sample size 4.0 KiB → 8.0 KiB", True),
         ({"samples": 9000}, "samples 1,000 → 9,000", True),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.profiles.schema import BatchWaits, ProcessWaits, TunedProfile
+from autotune.profiles.schema import BatchWaits, TunedProfile
 from autotune.report.render import render_profile, render_summary
 from tests.builders import make_config, make_full_profile, make_profile, make_profile_result
 
@@ -65,7 +65,7 @@ def test_all_lines_but_those_to_paste_fit_the_terminal(width: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"validation_runs": 0, "samples_per_second_ci95": None}, "Not validated."),
+        ({"validation_runs": 0, "samples_per_second_ci95": None}, "Not validated: it replaces no validated profile."),
         ({"baseline": None, "speedup": None, "speedup_ci95": None}, "The baseline could not run"),
         ({"speedup": 16.66, "speedup_ci95": (15.0, 123.4)}, "16.7x faster than PyTorch's defaults (95% CI 15.0-123x)"),
         ({"bottleneck": "io"}, "bottleneck: I/O"),
@@ -77,22 +77,14 @@ def test_the_end_of_a_run_names_the_evidence_and_the_bottleneck(changes: dict[st
 
 def test_an_interrupted_run_names_the_command_that_continues_it() -> None:
     profile = make_profile(is_complete=False, result=make_profile_result(validation_runs=1))
-    words = "Not validated. Interrupted: the same command continues, unless it has --fresh."
-    assert words in render_summary(profile, "dltune.json", width=120)
+    words = "validated profile. Interrupted: the same command continues, unless it has --fresh."
+    assert words in render_summary(profile, "dltune.json", width=140)
     assert words in render_profile(profile, "dltune.json")
 
 
-def test_a_result_that_does_not_replace_the_validated_one_is_not_to_be_pasted() -> None:
-    profile, words = make_profile(is_complete=False), "The profile validated on 2026-01-02 stays in use"
-    text = render_summary(profile, "dltune.json", in_use=make_profile())
-    assert words in text
-    assert "Use it" not in text
-    assert words not in render_summary(make_profile(), "dltune.json", in_use=make_profile())
-
-
 def test_several_processes_are_shown_with_their_sum_and_their_waits() -> None:
-    waits = tuple(ProcessWaits(wait_seconds=seconds, late_share=0.25) for seconds in (0.001, 0.004))
-    profile = make_result_profile(processes=waits, batch_waits=BatchWaits(p50=0.001, p95=0.002, p99=0.003))
+    waits = BatchWaits(p50=0.001, p95=0.002, p99=0.003)
+    profile = make_result_profile(rank_wait_seconds=(0.001, 0.004), batch_waits=waits)
     profile = profile.model_copy(update={"workload": profile.workload.model_copy(update={"nproc_per_node": 2})})
     text = render_profile(profile, "dltune.json")
     assert "1,800 samples/s in each of 2 processes (95% CI 1,750-1,850)" in text

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from autotune.runner.diagnosis import (
 )
 from autotune.runner.hangs import HangReport
 from autotune.runner.resources import ResourceUsage
-from tests.builders import GIB, make_config, make_limits, make_measurement_of, write_files
+from tests.builders import GIB, make_config, make_limits, make_measurement_of
 
 # Texts of torch 2.13 on a CPU-only Linux machine
 NO_SPACE = "RuntimeError: unable to allocate shared memory(shm) for file </torch_7_2_0>: No space left on device (28)"
@@ -89,8 +88,8 @@ DIAGNOSES: dict[TrialStatus, list[tuple[str, str]]] = {
         ("OSError: [Errno 28] No space left on device: '/scratch/cache'", ""),
         ("OSError: [Errno 30] Read-only file system: '/data/cache'", ""),
         ("ValueError: uncorrectable errors in block 7 of shard 3", ""),
-        ("RuntimeError: stack expects each tensor to be equal size, but got [3]", "--collate"),
-        ("TypeError: default_collate: batch must contain tensors; found <class 'int'>", "--collate"),
+        ("RuntimeError: stack expects each tensor to be equal size, but got [3]", "collate_fn=..."),
+        ("TypeError: default_collate: batch must contain tensors; found <class 'int'>", "collate_fn=..."),
         ("AttributeError: Can't pickle local object 'make.<locals>.<lambda>'", "by their names"),
         ("RuntimeError: Caught RuntimeError in pin memory thread for device 0.", "pin_memory=false"),
         ("RuntimeError: generator raised StopIteration", "silently ends an epoch"),
@@ -278,6 +277,7 @@ WORKLOAD = WorkloadRequest(dataset="data:make", step="train:make_step")
         (("step", "ValueError: no"), WorkloadError, "The step factory train:make_step failed"),
         (("running step", "ValueError"), WorkloadError, "(train:make_step) failed on a batch"),
         (("import", "SystemExit: 0"), WorkloadError, "called sys.exit()"),
+        (("import", "ModuleNotFoundError: No module named 'rows'"), WorkloadError, "add its folder to PYTHONPATH"),
         (("import", NO_FILES), WorkloadError, "\nRaise the limit (ulimit -n)."),
     ],
 )
@@ -288,15 +288,3 @@ def test_a_workload_that_cannot_be_loaded_is_an_error_with_the_next_step(
     found = start_error(report, WORKLOAD)
     assert type(found) is error
     assert text in str(found)
-
-
-def test_a_missing_module_comes_with_its_folder_or_with_how_to_install_it(tmp_path: Path) -> None:
-    write_files(tmp_path, {"src/rows/__init__.py": "", "src/rows/csv.py": ""})
-    workload = WORKLOAD.model_copy(update={"working_dir": str(tmp_path)})
-    error = "ModuleNotFoundError: No module named '{}'"
-    found = [
-        str(start_error(FailureReport(stage="import", error=error.format(name)), workload))
-        for name in ("rows.csv", "rows", "no_such")
-    ]
-    assert all(f"set PYTHONPATH={tmp_path}/src," in text for text in found[:2])
-    assert "-m pip install" in found[2]

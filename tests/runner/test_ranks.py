@@ -70,7 +70,6 @@ def test_the_measurement_is_that_of_the_slowest_rank_which_the_others_wait_for()
     found = measure_ranks("OddInRank1", workers=0, seconds=1.0, dataset_args={"deed": "wait", "seconds": 0.01})
     first, second = found.ranks
     assert second.wait_seconds > 2 * first.wait_seconds
-    assert second.late_steps > 0.8 * second.steps > 0
     assert sum(trace.wait_seconds for trace in found.epochs) == pytest.approx(second.wait_seconds, rel=0.1)
 
 

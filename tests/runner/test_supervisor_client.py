@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.errors import TrialError
 from autotune.progress import ProgressListener
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import LoadCommand, ReadyReport
@@ -92,6 +93,15 @@ def test_several_processes_compute_on_one_thread_each_and_caches_stay_where_trai
     assert environment["OMP_NUM_THREADS"] == "1"
     assert Path(environment["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(tempfile.gettempdir())
     assert "OMP_NUM_THREADS" not in SupervisorClient()._make_environment()
+
+
+def test_a_machine_without_space_for_a_folder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/missing")
+    with (
+        open_runner("make_telling") as runner,
+        pytest.raises(TrialError, match=r"No such file or directory \(/missing"),
+    ):
+        run_fresh(runner)
 
 
 def test_a_killed_supervisor_is_reported_with_the_next_step() -> None:

@@ -56,6 +56,7 @@ def test_a_study_has_parameters_values_constraints_and_readable_attributes() -> 
     assert study.metric_names == [METRIC]
     assert study.user_attrs == {
         "dataset": "pkg.data:make_dataset",
+        "split": None,
         "step": "built-in",
         "machine": "cpu-2c-16g",
         "epochs": 10,

@@ -13,11 +13,9 @@ import torch
 import autotune
 from autotune.system.software import (
     TorchVersion,
-    find_module,
     is_library,
     read_local_rank,
     read_local_world_size,
-    read_thread_variables,
     read_torch,
 )
 from tests.builders import write_files
@@ -89,11 +87,6 @@ def test_each_launcher_numbers_the_processes_of_a_host(environ: dict[str, str], 
     assert read_local_rank(environ) == rank
 
 
-def test_only_variables_that_limit_threads_are_read() -> None:
-    environ = {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "HOME": "/root"}
-    assert read_thread_variables(environ) == {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
-
-
 @pytest.mark.parametrize(
     ("file", "is_one"),
     [
@@ -104,10 +97,3 @@ def test_only_variables_that_limit_threads_are_read() -> None:
 )
 def test_the_interpreter_packages_and_dltune_are_libraries(file: str, is_one: bool) -> None:
     assert is_library(file) is is_one
-
-
-def test_a_module_is_found_in_the_nearest_folder_that_has_it(tmp_path: Path) -> None:
-    write_files(tmp_path, {"src/deep/data.py": "", "src/data.py": "", "src/pkg/__init__.py": "", "build/gone.py": ""})
-    assert find_module("data", tmp_path) == tmp_path / "src/data.py"
-    assert find_module("src.pkg", tmp_path) == tmp_path / "src/pkg/__init__.py"
-    assert find_module("gone", tmp_path) is None

@@ -141,7 +141,7 @@ def test_a_profile_has_the_raw_runs_the_phases_and_the_request() -> None:
 def test_a_profile_warns_of_noise_failed_runs_and_repeated_data() -> None:
     best = make_candidate(BEST, 400.0)
     best.add(2, make_result(BEST, status="crashed", message="died"), epochs=10)
-    rank = RankWaits(wait_seconds=1.0, steps=100, late_steps=0, samples=1000)
+    rank = RankWaits(wait_seconds=1.0, steps=100, samples=1000)
     repeated = make_measurement_of(400.0).model_copy(update={"ranks": (rank, rank)})
     best.add(2, TrialResult(status="completed", config=BEST, measurement=repeated), epochs=10)
     warnings = build(validation=make_validation(best, noise=("The machine is busy.",))).result.warnings

@@ -21,7 +21,16 @@ from autotune.validation.runs import (
     Validation,
     validate,
 )
-from tests.builders import GIB, MIB, make_config, make_measurement, make_measurement_of, make_result, make_trace
+from tests.builders import (
+    GIB,
+    MIB,
+    make_config,
+    make_counters,
+    make_measurement,
+    make_measurement_of,
+    make_result,
+    make_trace,
+)
 from tests.search.formulas import make_test_plan
 
 FEW, MANY = make_config(2), make_config(8)
@@ -69,12 +78,12 @@ def test_percentiles_of_many_waits_leave_out_the_first_batch(count: int) -> None
 
 def test_waits_of_training_processes_are_means_over_the_runs() -> None:
     runs = CandidateRuns(FEW)
-    for number, late in enumerate(((10, 90), (20, 70)), start=1):
-        ranks = [RankWaits(wait_seconds=4.0**rank, steps=100, late_steps=late[rank]) for rank in range(2)]
+    for number, steps in enumerate((100, 300), start=1):
+        ranks = [RankWaits(wait_seconds=4.0**rank, steps=steps) for rank in range(2)]
         measurement = make_measurement_of(100.0).model_copy(update={"ranks": tuple(ranks)})
         runs.add(number, TrialResult(status="completed", config=FEW, measurement=measurement), epochs=10)
-    assert [(one.wait_seconds, one.late_share) for one in runs.process_waits] == [(0.01, 0.15), (0.04, 0.8)]
-    assert make_runs({1: 100.0}).process_waits == ()
+    assert runs.rank_wait_seconds == pytest.approx((0.005, 0.02))
+    assert make_runs({1: 100.0}).rank_wait_seconds == ()
 
 
 PLAN = make_test_plan()
@@ -161,7 +170,7 @@ def test_the_default_variant_of_the_fastest_is_measured_as_often_however_slow() 
 
 @pytest.mark.parametrize("pace", [1.0, 0.8])
 def test_a_machine_that_slows_down_for_all_is_reported_and_a_quiet_one_is_not(pace: float) -> None:
-    monitor = NoiseMonitor(2.0, read=lambda: None, sleep=lambda seconds: None)
+    monitor = NoiseMonitor(2.0, read=make_counters, sleep=lambda seconds: None)
     found, _ = validate_with(lambda config, number: steady(config, number) * pace**number, monitor=monitor)
     assert ["slower or faster between runs" in sentence for sentence in found.noise] == [True] * (pace < 1)
 
