@@ -123,9 +123,12 @@ def run_training(job: Job) -> TrainingRun:
 
 
 def make_environment() -> dict[str, str]:
-    """Return the environment of a process that imports this project's modules from any folder."""
-    inherited = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *([inherited] if inherited else [])])}
+    """Return the environment of a process that imports this project's modules from any folder.
+
+    Its output is buffered: otherwise Python loses the rest of a long text when a worker ends while it is written.
+    """
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": ""}
 
 
 def make_step(name: str | None, seconds: float, device: torch.device | None) -> Step:
