@@ -1,4 +1,4 @@
-"""Measures the autopilot in training runs of their own processes, beside plain loaders, alternating.
+"""Measures the autopilot against plain loaders, in alternating training runs in separate processes.
 
     python -m benchmarks.autopilot [--parts start choice keep overhead] [--only NAME ...] [--results FILE]
 
@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import autotune
 from autotune.config import FrozenModel
+from autotune.online.epoch import wait_for_ending_workers
 from benchmarks.online_training import OnlineJob, OnlineRun, train_online
 from benchmarks.suite import WorkloadResult
 from benchmarks.tables import format_table, say
@@ -60,7 +61,8 @@ class Case(FrozenModel):
         settled_batches: Batches until then.
         rate: Batches per second: of the last 40% (of the whole run in the part `keep`), of each run.
         whole_rate: Batches per second of the first minute.
-        plain_rate: Of the plain loader with the best settings, of each run.
+        plain_rate: Of each run of the plain loader with the best settings, without its first 10% (the whole run in the
+            part `keep`).
         default_rate: Of the plain loader without workers; None if it was not measured.
         longest_waits: After each change, the longest wait over the longest of the 40 before, forks not counted.
         timeline: Batches in each second of the run.
@@ -96,7 +98,7 @@ def measure_start(offline: dict[str, WorkloadResult]) -> list[Case]:
             job = OnlineJob(
                 workload=name, workers=workers, is_tuned=False, seconds=PLAIN_SECONDS, epoch_batches=batches
             )
-            rates.setdefault(workers, []).append(train_online(job).rate())
+            rates.setdefault(workers, []).append(train_online(job).rate(0.1))
     best = max(rates, key=lambda workers: statistics.median(rates[workers]))
     say(f"{name}: grid " + ", ".join(f"{workers}: {statistics.median(found):.1f}" for workers, found in rates.items()))
     cases = []
@@ -178,6 +180,7 @@ def measure_overhead() -> float:
             autotune.autopilot(loader, None, quiet=True)
             iter(loader)  # makes its state
             loader.autopilot_state.controller.has_converged = True
+        wait_for_ending_workers()
         began = time.perf_counter()
         for _ in loader:
             pass
@@ -239,18 +242,15 @@ def main() -> None:
     if given.results.exists():
         cases = {(one.part, one.workload, one.start): one for one in stored.validate_json(given.results.read_bytes())}
 
-    def keep(found: Iterable[Case]) -> None:
+    def store(found: Iterable[Case]) -> None:
         cases.update({(one.part, one.workload, one.start): one for one in found})
         given.results.write_bytes(stored.dump_json(tuple(cases.values()), indent=1))
 
     if "start" in given.parts:
-        keep(measure_start(offline))
-    for name in given.only:
-        if "choice" in given.parts:
-            keep([measure_choice(offline, name)])
-    for name in given.only:
-        if "keep" in given.parts:
-            keep([measure_keep(offline, name)])
+        store(measure_start(offline))
+    for part, measure in (("choice", measure_choice), ("keep", measure_keep)):
+        for name in given.only if part in given.parts else ():
+            store([measure(offline, name)])
     print(format_cases(tuple(cases.values())))
     if "overhead" in given.parts:
         print(f"overhead: {1e6 * measure_overhead():.1f} us a batch")

@@ -3,12 +3,14 @@
     python -m benchmarks.figures [FILE]     # the newest in benchmarks/results
 
 The chart is `docs/benchmarks.svg`. The table is written between the comments `<!-- benchmarks -->` of README.md.
+`docs/autopilot.svg` shows a run of the autopilot, of `benchmarks.autopilot`.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import statistics
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -16,10 +18,12 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
+from benchmarks import autopilot
 from benchmarks.suite import DLTUNE, WorkloadResult
 
 ROOT: Final = Path(__file__).parent.parent
 CHART: Final = ROOT / "docs" / "benchmarks.svg"
+TIMELINE: Final = ROOT / "docs" / "autopilot.svg"
 README: Final = ROOT / "README.md"
 MARKER: Final = "<!-- benchmarks -->"
 DESCRIPTIONS: Final = {
@@ -46,6 +50,14 @@ text { font: 12px system-ui, sans-serif; fill: #1f2328 } .value { font-size: 9px
   text { fill: #e6edf3 } .value { fill: #9aa4af }
   .defaults { fill: #5b6570 } .CPUs { fill: #6f8fb8 } .dltune { fill: #f0883e }
 }"""
+
+
+TIMELINE_SECONDS: Final = 60
+TIMELINE_HEIGHT: Final = 220
+TIMELINE_LEFT: Final = 30
+LINE_STYLE: Final = """\
+polyline.dltune, path.defaults, path.CPUs { fill: none } polyline.dltune { stroke: #d9730d; stroke-width: 2.5 }
+path.defaults { stroke: #b0b8c1; stroke-dasharray: 4 } path.CPUs { stroke: #6e87a8; stroke-dasharray: 4 }"""
 
 
 def read_newest() -> Path:
@@ -87,6 +99,43 @@ def draw_chart(results: Sequence[WorkloadResult]) -> str:
     return "\n".join([head, f"<style>{STYLE}</style>", *parts, "</svg>", ""])
 
 
+def read_run() -> autopilot.Case:
+    """Return the kept run of the autopilot from PyTorch's default loader."""
+    cases = TypeAdapter(tuple[autopilot.Case, ...]).validate_json((ROOT / autopilot.RESULTS).read_bytes())
+    return next(one for one in cases if one.part == "start" and one.start == 0)
+
+
+def draw_timeline(run: autopilot.Case) -> str:
+    """Draw the throughput of the first minute of a run as SVG, between that of the default and of the best loader."""
+    rates, best, default = run.timeline[:TIMELINE_SECONDS], statistics.median(run.plain_rate), run.default_rate or 0.0
+    top = 1.15 * max(best, *rates)
+
+    def x(second: float) -> float:
+        return TIMELINE_LEFT + (WIDTH - TIMELINE_LEFT - 20) * second / TIMELINE_SECONDS
+
+    def y(rate: float) -> float:
+        return TIMELINE_HEIGHT - 30 - (TIMELINE_HEIGHT - 50) * rate / top
+
+    points = " ".join(f"{x(second + 0.5):.1f},{y(rate):.1f}" for second, rate in enumerate(rates))
+    lines = (("defaults", default, "num_workers=0 (default)"), ("CPUs", best, "best fixed num_workers"))
+    parts = [
+        f'<path class="{name}" d="M{x(0):.1f} {y(rate):.1f}H{x(TIMELINE_SECONDS):.1f}"/>'
+        f'<text x="{x(TIMELINE_SECONDS):.1f}" y="{y(rate) - 6:.1f}" text-anchor="end">{label}: {rate:.3g}</text>'
+        for name, rate, label in lines
+    ]
+    parts.append(f'<polyline class="dltune" points="{points}"/>')
+    parts += [
+        f'<text class="value" x="{x(second):.1f}" y="{TIMELINE_HEIGHT - 12}" text-anchor="middle">{second} s</text>'
+        for second in range(0, TIMELINE_SECONDS + 1, 10)
+    ]
+    title = "Batches per second with dltune run: the dataset of PyTorch's tutorial, from the default loader"
+    parts.append(f'<text x="{TIMELINE_LEFT}" y="14">{title}</text>')
+    label = "Batches per second in the first minute of a training run with dltune run, from PyTorch's default loader"
+    size = f"0 0 {WIDTH} {TIMELINE_HEIGHT}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{size}" role="img" aria-label="{label}">'
+    return "\n".join([head, f"<style>{STYLE}\n{LINE_STYLE}</style>", *parts, "</svg>", ""])
+
+
 def format_rows(results: Sequence[WorkloadResult]) -> str:
     """Return the table of the README; the highest throughput of a row is bold."""
     lines = [f"| workload | {' | '.join(LABELS.values())} | tuning |", "| --- | ---: | ---: | ---: | ---: |"]
@@ -107,4 +156,5 @@ if __name__ == "__main__":
     parser.add_argument("file", nargs="?", type=Path, default=read_newest())
     found = read_results(parser.parse_args().file)
     CHART.write_text(draw_chart(found))
+    TIMELINE.write_text(draw_timeline(read_run()))
     README.write_text(insert_table(README.read_text(), format_rows(found)))

@@ -19,7 +19,7 @@ from autotune.errors import UsageError
 from autotune.online.autopilot import Autopilot, Stats, print_sentence
 from autotune.online.limits import WorkerLimits
 from autotune.online.result import find_start, save_result
-from autotune.system.software import read_local_rank, read_local_world_size
+from autotune.system.software import read_local_rank, read_local_world_size, read_start_method_in_force
 from autotune.units import parse_budget
 
 Target = TypeVar("Target")
@@ -58,7 +58,7 @@ def _iterate(loader: Any) -> Iterator[Any]:
     options: Options = loader.autopilot_options
     if loader.autopilot_state is None:
         if reason := explain_refusal(loader, type(loader).__bases__[0]):
-            options.show(f"the settings stay: {reason}.")
+            options.show(f"not tuned: {reason}.")
             loader.__class__ = type(loader).__bases__[0]
             return iter(loader)
         processes = read_local_world_size()
@@ -80,7 +80,7 @@ def autopilot(
     on_stats: Callable[[Stats], object] | None = None,
     quiet: bool = False,
 ) -> Target:
-    """Tune a DataLoader's workers in the training run itself; batches, their order and errors stay the same.
+    """Tune `num_workers` and `prefetch_factor` of a DataLoader in the training run; samples keep their order.
 
     `DLTUNE_AUTOPILOT=never` in the environment switches it off.
 
@@ -88,17 +88,17 @@ def autopilot(
         target: A DataLoader, also one prepared by accelerate; a Lightning module or data module; or a transformers
             Trainer.
         profile: The tuned file in which the result is saved, and with which the next run starts; None for no file.
-        max_workers: The most workers.
+        max_workers: The most workers; by default 64, or twice the CPUs of this process if that is more.
         max_memory: Host memory for added workers: a share of what is available, such as `80%`, or a size.
-        on_stats: Is called after each window of 1.5 to 30 seconds with batches per second, the share of the time that
-            the loop waits, and the number of workers; such as `wandb.log`.
+        on_stats: Is called after each window with `data/batches_per_second`, `data/wait_share` (0 to 1) and
+            `data/num_workers`; such as `wandb.log`.
         quiet: Whether to print nothing.
 
     Returns:
         The target itself.
 
     Raises:
-        UsageError: The target has no training loader.
+        UsageError: The target has no training loader, an option is not valid, or DLTUNE_AUTOPILOT is unknown.
     """
     options = Options(profile, max_workers, max_memory, on_stats, quiet)
     if is_switched_off() or _attach_all(target, options):
@@ -120,7 +120,7 @@ def is_switched_off() -> bool:
         UsageError: The variable has an unknown value.
     """
     if (switch := os.environ.get(SWITCH, "")) not in ("", "never"):
-        raise UsageError(f"{SWITCH} is {switch!r}: only never is possible.")
+        raise UsageError(f"{SWITCH}={switch!r} is not valid: set it to 'never', or unset it.")
     return bool(switch)
 
 
@@ -153,7 +153,7 @@ def _remake(cls: type[DataLoader[Any]], options: Options) -> DataLoader[Any]:
 def _make_attached(make: Callable[[], Any], options: Options) -> Any:
     made = make()
     if not _attach_all(made, options):
-        options.show(f"the settings stay: {type(made).__name__} is not a DataLoader.")
+        options.show(f"not tuned: {type(made).__name__} is not a DataLoader.")
     return made
 
 
@@ -171,9 +171,9 @@ def _attach_all(given: Any, options: Options) -> bool:
 def explain_refusal(loader: DataLoader[Any], cls: Any) -> str:
     """Return why the workers of a loader of the user's class cannot change in an epoch; empty if they can."""
     if cls.__iter__ is not DataLoader.__iter__ or cls._get_iterator is not DataLoader._get_iterator:
-        return f"{cls.__name__} iterates in its own way"
+        return f"{cls.__name__} overrides __iter__"
     if isinstance(loader.dataset, IterableDataset):
-        return "an iterable dataset divides its samples among the workers"
+        return "an IterableDataset divides its samples among the workers"
     if not getattr(loader, "in_order", True):
         return "in_order=False returns batches in the order in which workers finish"
     if torch.are_deterministic_algorithms_enabled():
@@ -192,9 +192,8 @@ def explain_refusal(loader: DataLoader[Any], cls: Any) -> str:
 
 def _may_start_workers() -> bool:
     """Return whether a process can be started without running the main module's training again."""
-    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     source = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
-    if method == "fork" or not source.is_file():
+    if read_start_method_in_force() == "fork" or not source.is_file():
         return True
     tests = [one.test for one in ast.parse(source.read_bytes()).body if isinstance(one, ast.If)]
     return any(isinstance(one, ast.Name) and one.id == "__name__" for test in tests for one in ast.walk(test))

@@ -6,6 +6,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.errors import DltuneError
@@ -29,7 +30,16 @@ PAUSE_STEPS: Final = 10.0  # and this many times the mean step
 
 
 class Autopilot:
-    """The state of one tuned DataLoader over its epochs."""
+    """The state of one tuned DataLoader over its epochs.
+
+    Args:
+        loader: The user's loader.
+        limits: Limits of added workers.
+        start: Settings and batches per second of an earlier run.
+        show: Prints a sentence.
+        save: Saves what the controller converged to, after these seconds.
+        on_stats: Is called with the stats of each window.
+    """
 
     def __init__(
         self,
@@ -148,7 +158,7 @@ class Autopilot:
         now = Window(epoch.delivered, time.perf_counter(), epoch.wait_seconds, time.process_time(), *counts)
         return now.since(self._offset)
 
-    def _after_epoch(self, epoch: Epoch, is_whole: bool) -> None:
+    def _after_epoch(self, epoch: Epoch) -> None:
         self._kept.extend(epoch.kept)
         if epoch is self._epoch:
             before, self._total = self._total, self._read(epoch)
@@ -157,7 +167,8 @@ class Autopilot:
     def _report(self) -> None:
         if not self._has_reported:
             self._has_reported = True
-            self._show(self._drift + self.describe())
+            sentence, self._drift = self._drift + self.describe(), ""
+            self._show(sentence)
             self._save_result()
 
     def _save_result(self) -> None:
@@ -177,7 +188,7 @@ class Autopilot:
     def describe(self) -> str:
         """Describe in a sentence what it stays with, and why."""
         controller = self.controller
-        (workers, _), (own, _) = controller.settings, controller.own
+        (workers, prefetch), (own, own_prefetch) = controller.settings, controller.own
         if controller.failure:
             return f"added workers failed ({controller.failure}); training continues with num_workers={own}."
         now = controller.final_window
@@ -185,10 +196,13 @@ class Autopilot:
             return f"has not converged; num_workers={workers} at the end."
         if controller.settings == controller.own:
             return f"num_workers={own} stays: {now.rate:.3g} batches/s, waits {now.wait_share:.0%} of the time."
-        then, about = controller.own_window or now, "" if controller.own in controller.windows else "about "
+        then, predicted = controller.own_window or now, "" if controller.own in controller.windows else " (predicted)"
+        changed = f"num_workers={workers} (was {own})"
+        if workers == own:
+            changed = f"prefetch_factor={prefetch} (was {own_prefetch})"
         return (
-            f"num_workers={workers} instead of {own}: {now.rate:.3g} batches/s, {about}{then.rate:.3g} before; waits "
-            f"{now.wait_share:.0%} of the time ({about}{then.wait_share:.0%} before)."
+            f"{changed}: {now.rate:.3g} batches/s, before {then.rate:.3g}{predicted}; "
+            f"waits {now.wait_share:.0%} of the time, before {then.wait_share:.0%}{predicted}."
         )
 
 
@@ -199,4 +213,5 @@ def _end_all(groups: list[WorkerGroup]) -> None:
 
 def print_sentence(text: str) -> None:
     """Print a sentence of the autopilot on stderr."""
-    sys.stderr.write(f"dltune: {text}\n")
+    with suppress(OSError):  # a closed terminal must not end the training
+        sys.stderr.write(f"dltune: {text}\n")

@@ -71,6 +71,9 @@ class Controller:
 
     def add(self, window: Window) -> WorkerSettings:
         """Take a window with the current settings into account; return the settings of the next one."""
+        if self.failure:
+            self.windows[self.own] = window
+            return self.own
         if (before := self.final_window) is not None:
             return self._watch(window, before)
         is_first = not self.windows
@@ -109,26 +112,28 @@ class Controller:
         busy = window.worker_seconds / max(1e-9, workers * window.seconds)  # share of the workers' time
         can_wait_less = window.wait_share > MIN_WAIT_SHARE and busy > IDLE_SHARE
         if can_wait_less and window.busy_cpus < BUSY_CPU_SHARE * cpus:
-            if is_first:
-                tries.append(WorkerSettings(costs.propose(cpus, most), prefetch))
+            proposed = costs.propose(cpus, most)
+            if is_first and (chosen != self.own or proposed > workers):
+                tries.append(WorkerSettings(proposed, prefetch))
             if busy < BLOCKED_SHARE and prefetch < MAX_PREFETCH and workers <= self._limit(2 * prefetch, 0):
                 tries.append(WorkerSettings(workers, 2 * prefetch))
             if workers == max(one.workers for one in self.windows):
                 tries.append(WorkerSettings(min(most, math.ceil(1.3 * workers)), prefetch))
         fewer = math.floor(workers / 1.25)
         are_crowded = window.busy_cpus > BUSY_CPU_SHARE * cpus and workers > cpus  # then the model cannot tell
-        if fewer and (are_crowded or costs.predict(fewer, cpus) > FEWER_RATIO * costs.predict(workers, cpus)):
+        are_enough = chosen != self.own and costs.predict(fewer, cpus) > FEWER_RATIO * costs.predict(workers, cpus)
+        if fewer and (are_crowded or are_enough):
             tries.append(WorkerSettings(min(fewer, self._limit(prefetch, 0)), prefetch))
         is_cheap = not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
         if is_cheap and costs.predict(0, cpus) > WORTHWHILE_GAIN * max(one.rate for one in self.windows.values()):
-            tries.append(WorkerSettings(0, prefetch))
+            tries.append(WorkerSettings(0, self.own.prefetch))
         return tries
 
     def _watch(self, window: Window, before: Window) -> WorkerSettings:
         """Compare a window with the one in which it converged; start again after two that are slower and wait more."""
         is_low = window.rate < DRIFT_RATIO * before.rate and window.wait_share > before.wait_share + DRIFT_WAIT
         self._low_windows = self._low_windows + 1 if is_low else 0
-        if self._low_windows == 2 and self.drifts < MAX_DRIFTS and not self.failure:
+        if self._low_windows == 2 and self.drifts < MAX_DRIFTS:
             self.windows, self.has_converged = {}, False
             self._low_windows, self.drifts = 0, self.drifts + 1
             return self.add(window)

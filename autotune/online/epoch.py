@@ -12,6 +12,7 @@ batches. If they cannot be started, the groups that run load all batches.
 from __future__ import annotations
 
 import gc
+import math
 import random
 import sys
 import threading
@@ -29,6 +30,7 @@ from autotune.online.limits import WorkerLimits
 from autotune.online.worker import TimedCollate, TimedIndices, WorkerCounters, WorkerStart
 
 INSPECTED_BATCHES: Final = 3  # at the start of an epoch
+MAX_LEAD: Final = 200  # batches that other workers load while added ones start
 HANG_SECONDS: Final = 120.0  # after which added workers that return nothing have failed, if the loader has no `timeout`
 POLL_SECONDS: Final = 5.0  # after which a dead worker is noticed
 END_SECONDS: Final = 5.0  # the longest that new workers wait for ending ones
@@ -152,6 +154,7 @@ class Epoch:
         self._queue, self._unassigned = deque[Slot](), deque[Slot]()
         self.drawn = self.started_workers = self.delivered = 0  # batches, workers, batches
         self.wait_seconds, self.returned_at = 0.0, time.perf_counter()
+        self._started_at, self._start_seconds = self.returned_at, 0.0  # until the first batch
         self.kept: list[WorkerGroup] = []  # persistent workers after the end
         self.failure = ""  # of added workers
         self._source_end: Exception | type[Exception] = StopIteration  # or an error of the sampler
@@ -196,8 +199,12 @@ class Epoch:
             self.failure = self.failure or self._limits.explain_shared_file()
             if self.failure or (most < settings.workers and most <= _count(before)):
                 return WorkerSettings(_count(before), before[0].settings.prefetch)
+        lead = 0
+        if most and all(one.settings.workers for one in before) and any(one.pending for one in before):
+            rate = self.delivered / max(1e-9, self.returned_at - self._started_at)
+            lead = min(MAX_LEAD, math.ceil(self._start_seconds * rate))
         missing = WorkerSettings(most - _count(kept), settings.prefetch)
-        if (kept and not missing.workers) or self._add(missing, kept):
+        if (kept and not missing.workers) or self._add(missing, kept, lead):
             for group in before:
                 if group not in kept:
                     self._close(group)
@@ -272,10 +279,12 @@ class Epoch:
         if not group.is_open:
             self._close(group)
         self.returned_at = time.perf_counter()
+        if self.delivered == 1:
+            self._start_seconds = self.returned_at - self._started_at
         self.wait_seconds += self.returned_at - began
 
     def _close(self, group: WorkerGroup) -> None:
-        """Have a group take no more slots; it ends when it has returned those that it has."""
+        """Have a group take no slots but those of a lead; it ends when it has returned those that it has."""
         group.is_open = False
         if not group.pending:
             self._groups.remove(group)
@@ -298,27 +307,28 @@ class Epoch:
 
     def _take(self, group: WorkerGroup) -> Slot:
         """Return the next slot of a group: never one before those that it has, as it delivers in the order it takes."""
-        if not group.is_open:
-            raise StopIteration
         for at, slot in enumerate(self._unassigned):
             if slot.number > group.last:
                 del self._unassigned[at]
                 return slot
+        if not group.is_open:
+            raise StopIteration
         return self._draw(is_ahead=group.settings.workers > 0)
 
-    def _add(self, settings: WorkerSettings, others: list[WorkerGroup]) -> bool:
+    def _add(self, settings: WorkerSettings, others: list[WorkerGroup], lead: int = 0) -> bool:
         """Start a group; return whether that was possible.
 
-        Its first slots are spread evenly among those that the others take meanwhile.
+        All present groups load the next slots, the lead, while its workers start. Then its first slots are spread
+        evenly among those that the others take meanwhile.
         """
         group = WorkerGroup(settings, self._take, is_own=settings == self._own and not others)
         share = settings.batches
         whole = share + sum(one.pending for one in others) if share else 0
         try:
             with suppress(StopIteration):  # the epoch has fewer
-                for at in range(whole):
+                for at in range(-lead, whole):
                     slot = self._draw(is_ahead=True)
-                    if (at + 1) * share // whole > at * share // whole:
+                    if at >= 0 and (at + 1) * share // whole > at * share // whole:
                         group.plan(slot)
                     else:
                         self._unassigned.append(slot)
@@ -361,7 +371,7 @@ class Epoch:
             timeout = given.timeout if group.is_own else min(given.timeout or POLL_SECONDS, POLL_SECONDS)
             others |= {"timeout": timeout, "multiprocessing_context": given.multiprocessing_context}
         collate = TimedCollate(given.collate_fn, self._counters)
-        return _GroupLoader(
+        return GroupLoader(
             given.dataset,
             num_workers=workers,
             collate_fn=collate,
@@ -412,7 +422,7 @@ def _quiet_fork() -> Iterator[None]:
         gc.unfreeze()
 
 
-class _GroupLoader(DataLoader[Any]):
+class GroupLoader(DataLoader[Any]):
     """A loader without torch's warning of more workers than CPUs.
 
     `warnings.catch_warnings` would have Python print all warnings of the script again.
@@ -428,11 +438,11 @@ class EpochIterator:
     Args:
         epoch: The epoch to iterate over.
         before_batch: Is called with the epoch before each batch, and may change its workers.
-        after_end: Is called with the epoch and whether it was iterated to its end.
+        after_end: Is called with the epoch after its end.
     """
 
     def __init__(
-        self, epoch: Epoch, before_batch: Callable[[Epoch], object], after_end: Callable[[Epoch, bool], object]
+        self, epoch: Epoch, before_batch: Callable[[Epoch], object], after_end: Callable[[Epoch], object]
     ) -> None:
         self._epoch, self._before_batch, self._after_end = epoch, before_batch, after_end
         self._has_ended = False
@@ -445,14 +455,13 @@ class EpochIterator:
         try:
             return self._epoch.next_batch()
         except StopIteration:
-            self._end(is_whole=True)
+            self._end()
             raise
 
-    def __del__(self) -> None:
-        self._end(is_whole=False)
-
-    def _end(self, *, is_whole: bool) -> None:
+    def _end(self) -> None:
         if not self._has_ended:
             self._has_ended = True
             self._epoch.end()
-            self._after_end(self._epoch, is_whole)
+            self._after_end(self._epoch)
+
+    __del__ = _end

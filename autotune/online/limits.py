@@ -68,9 +68,11 @@ class WorkerLimits:
         )
 
     def most_workers(self, prefetch: int, kept: int) -> int:
-        """Return the most workers with this prefetch factor, if of those that run now, only `kept` ones stay.
+        """Return the most workers within the limits. New ones start before the others end, so that both count.
 
-        New ones start before the others end, so that both count.
+        Args:
+            prefetch: Their prefetch factor.
+            kept: How many of the running workers stay.
         """
         workers = multiprocessing.active_children()
         running, in_flight = len(workers), prefetch * self._batch_bytes

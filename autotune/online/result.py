@@ -41,7 +41,7 @@ def find_start(path: Path, loader: DataLoader[Any], processes: int) -> tuple[Wor
     for one in read_profiles(path):
         if one.is_from_training and one.workload.id == workload.id and one.hardware == hardware:
             settings = WorkerSettings(one.dataloader.num_workers, one.dataloader.prefetch_factor or 2)
-            return settings, one.result.samples_per_second / (loader.batch_size or 1)
+            return settings, one.result.samples_per_second / one.search.batch_samples
     return None
 
 

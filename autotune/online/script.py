@@ -18,7 +18,8 @@ from autotune.errors import UsageError
 from autotune.online.attach import Options, attach, explain_refusal, is_switched_off
 from autotune.online.autopilot import Autopilot
 from autotune.online.controller import MIN_WAIT_SHARE
-from autotune.online.epoch import WorkerGroup
+from autotune.online.epoch import GroupLoader
+from autotune.online.watch import MIN_SLOW_STEPS, WaitMeter
 from autotune.system.software import is_library
 
 _PLACE: Final = "_dltune_place"  # attribute of a loader: the line of the user's code that made it
@@ -57,7 +58,7 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
     """Attach the autopilot to each DataLoader when it is first iterated over; report all results at the end."""
     init: Callable[..., None] = DataLoader.__init__
     iterate: Callable[[Any], Iterator[Any]] = DataLoader.__iter__
-    tuned, refused = dict[str, Autopilot](), set[str]()
+    tuned, refused = dict[str, Autopilot](), dict[str, WaitMeter]()
 
     @wraps(init)  # Lightning reads its signature
     def init_and_note(loader: Any, *arguments: Any, **kwargs: Any) -> None:
@@ -66,14 +67,14 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
 
     @wraps(iterate)
     def attach_and_iterate(loader: Any) -> Iterator[Any]:
-        if get_worker_info() is not None or any(isinstance(one, WorkerGroup) for one in _list_samplers(loader)):
+        if get_worker_info() is not None or isinstance(loader, GroupLoader):
             return iterate(loader)
         place = loader.__dict__.get(_PLACE) or find_place()  # a copy has none
         if reason := explain_refusal(loader, type(loader)):
             if place not in refused:
-                refused.add(place)
-                options.show(f"{place}: the settings stay: {reason}.")
-            return iterate(loader)
+                refused[place] = WaitMeter(quiet=True)
+                options.show(f"{place}: not tuned: {reason}.")
+            return refused[place].iterate(lambda: iterate(loader))
         if hasattr(loader.dataset, "__len__"):  # one line may make several loaders, and make each again in every epoch
             place += f" ({len(loader.dataset):,} samples)"
         attach(loader, replace(options, place=place))
@@ -89,12 +90,9 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
     finally:
         DataLoader.__init__ = init  # type: ignore[method-assign]
         DataLoader.__iter__ = iterate  # type: ignore[method-assign,assignment]
-        for sentence in describe_loaders(tuned, has_refused=bool(refused)):
+        has_failed = sys.exc_info()[0] is not None  # or it has only printed its help
+        for sentence in (*describe_refused(refused), *describe_loaders(tuned, has_others=has_failed or bool(refused))):
             options.show(sentence)
-
-
-def _list_samplers(loader: Any) -> tuple[Any, Any]:
-    return loader.sampler, loader.batch_sampler
 
 
 def find_place() -> str:
@@ -105,7 +103,17 @@ def find_place() -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def describe_loaders(tuned: Mapping[str, Autopilot], *, has_refused: bool = False) -> Iterator[str]:
+def describe_refused(refused: Mapping[str, WaitMeter]) -> Iterator[str]:
+    """Yield how long the training waited for each loader that was not tuned, if it did for some time."""
+    for place, meter in refused.items():
+        if meter.batches >= MIN_SLOW_STEPS and meter.wait_share > MIN_WAIT_SHARE:
+            yield (
+                f"{place}: {meter.batches / meter.seconds:.3g} batches/s, waits {meter.wait_share:.0%} of the time. "
+                "To tune it in trials: dltune --dataset MODULE:NAME, or --loader MODULE:NAME."
+            )
+
+
+def describe_loaders(tuned: Mapping[str, Autopilot], *, has_others: bool = False) -> Iterator[str]:
     """Yield the result of each loader with the arguments to change, or one sentence that there is none.
 
     A loader with too few batches for a result is left out if the training does not wait for it.
@@ -124,13 +132,13 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_refused: bool = Fals
         is_empty = False
     if is_empty and tuned:
         yield f"{place if len(tuned) == 1 else f'{len(tuned)} loaders'}: too few batches to choose the workers."
-    elif is_empty and not has_refused:
-        yield "nothing to tune: this process iterated over no DataLoader."
+    elif is_empty and not has_others:
+        yield "nothing to tune: this process iterated over no DataLoader of PyTorch."
 
 
 def _describe_change(state: Autopilot) -> str:
     now, own = state.controller.settings, state.controller.own
     if now == own:
         return ""
-    prefetch = f", prefetch_factor={now.prefetch}" if now.prefetch != own.prefetch else ""
+    prefetch = f", prefetch_factor={now.prefetch}" if now.workers and now.prefetch != own.prefetch else ""
     return f"\n        Use it: DataLoader(..., num_workers={now.workers}{prefetch})"

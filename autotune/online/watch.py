@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from autotune.config import Interval
 from autotune.online.autopilot import Stats, print_sentence
 from autotune.profiles.load import select_profile
 
@@ -18,27 +17,123 @@ MIN_SLOW_STEPS: Final = 20
 MAX_WAIT_SHARE: Final = 0.1
 
 
-class WatchedLoader:
-    """An iterable whose waits are measured; everything else is that of the loader."""
+class WaitMeter:
+    """Measures how long a loop waits for its batches, over all epochs.
+
+    Args:
+        on_stats: Is called with the stats of each window.
+        profile: A tuned file with a prediction.
+        quiet: Whether to print nothing.
+        clock: Returns seconds.
+    """
 
     def __init__(
         self,
-        loader: Iterable[Any],
-        on_stats: Callable[[Stats], object] | None,
-        profile: str | Path | None,
+        on_stats: Callable[[Stats], object] | None = None,
+        profile: str | Path | None = None,
+        *,
+        quiet: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._loader, self._on_stats, self._clock = loader, on_stats, clock
-        self._predicted: tuple[float, Interval] | None = None  # batches per second
+        self.clock, self._on_stats = clock, on_stats
+        self._predicted_rate = self._predicted_low = 0.0  # batches per second
         if profile is not None:
             found = select_profile(Path(profile))
-            size, rate = found.search.batch_samples, found.result.samples_per_second
-            low, high = found.result.samples_per_second_ci95 or (rate, rate)
-            self._predicted = rate / size, (low / size, high / size)
-        self._waits = list[float]()
-        self._began: float | None = None  # of the window
-        self._ended: float | None = None  # of the epoch before
-        self._slow_seconds, self._slow_steps, self._has_warned, self._gap = 0.0, 0, False, 0.0
+            interval, size = found.result.samples_per_second_ci95, found.search.batch_samples
+            self._predicted_rate = found.result.samples_per_second / size
+            self._predicted_low = interval[0] / size if interval else 0.0
+        self.batches, self.seconds, self.wait_seconds = 0, 0.0, 0.0  # of all epochs
+        self._waits = list[float]()  # of the window
+        self._began = self._received = self._ended = self._gap = 0.0
+        self._slow_seconds, self._slow_steps, self._has_warned = 0.0, 0, quiet
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time that the loop waited."""
+        return self.wait_seconds / max(self.seconds, 1e-9)
+
+    def iterate(self, iterate: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Start an epoch; its first wait includes what that takes."""
+        began = self.clock()
+        iterator = iterate()
+        return _MeteredIterator(iterator, self, self.clock() - began)
+
+    def note_batch(self, requested: float, received: float, *, is_first: bool) -> None:
+        """Take a batch into account."""
+        if is_first:
+            self._began, self._waits, self._received = requested, [], requested
+            self._gap = received - self._ended if self._ended else 0.0
+        self.batches += 1
+        self.seconds += received - self._received
+        self.wait_seconds += received - requested
+        self._waits.append(received - requested)
+        self._received = received
+        if received - self._began >= STATS_SECONDS:
+            self._report(received)
+
+    def note_end(self, ended: float) -> None:
+        """Note the end of an epoch, and that of its last step."""
+        self.seconds += ended - self._received
+        self._ended = ended
+
+    def _report(self, now: float) -> None:
+        """Report a window and begin the next one."""
+        seconds, waits = now - self._began, self._waits
+        rate, share = len(waits) / seconds, min(1.0, sum(waits) / seconds)
+        stats = {"data/batches_per_second": rate, "data/wait_share": share, "data/epoch_gap_seconds": self._gap}
+        if len(waits) > 1:
+            centiles = statistics.quantiles(waits, n=100, method="inclusive")
+            stats |= {f"data/wait_seconds_p{one}": centiles[one - 1] for one in (50, 95, 99)}
+        if self._predicted_rate:
+            stats["data/rate_to_prediction"] = rate / self._predicted_rate
+        if self._on_stats is not None:
+            self._on_stats(stats)
+        self._warn(rate, share, seconds, len(waits))
+        self._waits, self._began, self._gap = [], now, 0.0
+
+    def _warn(self, rate: float, share: float, seconds: float, steps: int) -> None:
+        is_below = rate < self._predicted_low
+        if not (is_below or share > MAX_WAIT_SHARE):
+            self._slow_seconds, self._slow_steps = 0.0, 0
+            return
+        self._slow_seconds += seconds
+        self._slow_steps += steps
+        if not self._has_warned and self._slow_seconds >= MIN_SLOW_SECONDS and self._slow_steps >= MIN_SLOW_STEPS:
+            self._has_warned = True
+            predicted = f"{self._predicted_rate:.3g} ({self._predicted_low:.3g} at least)"
+            below = f", below the predicted {predicted}" if is_below else ""
+            print_sentence(
+                f"training gets {rate:.3g} batches/s{below}, and waits {share:.0%} of the time for data. Tune the "
+                "loader with autotune.autopilot(loader), or run `dltune check`."
+            )
+
+
+class _MeteredIterator:
+    def __init__(self, iterator: Iterator[Any], meter: WaitMeter, start_seconds: float) -> None:
+        self._iterator, self._meter, self._start_seconds, self._is_first = iterator, meter, start_seconds, True
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        requested = self._meter.clock() - self._start_seconds
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            if not self._is_first:
+                self._meter.note_end(self._meter.clock())
+            self._is_first = True
+            raise
+        self._meter.note_batch(requested, self._meter.clock(), is_first=self._is_first)
+        self._start_seconds, self._is_first = 0.0, False
+        return batch
+
+
+class WatchedLoader:
+    """An iterable whose waits are measured; everything else is that of the loader."""
+
+    def __init__(self, loader: Iterable[Any], meter: WaitMeter) -> None:
+        self._loader, self._meter = loader, meter
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -47,53 +142,7 @@ class WatchedLoader:
         return len(self._loader)  # type: ignore[arg-type]  # if the loader has a length
 
     def __iter__(self) -> Iterator[Any]:
-        requested = self._clock()
-        self._gap, self._waits, self._began = 0.0, [], requested
-        is_first, ended = True, self._ended
-        for batch in self._loader:
-            now = self._clock()
-            self._waits.append(now - requested)
-            if is_first and ended is not None:
-                self._gap = now - ended
-            is_first = False
-            if now - self._began >= STATS_SECONDS:
-                self._report(now)
-            yield batch
-            requested = self._clock()
-        self._ended = self._clock()
-
-    def _report(self, now: float) -> None:
-        """Report a window and begin the next one."""
-        assert self._began is not None
-        seconds, waits = now - self._began, self._waits
-        rate, share = len(waits) / seconds, min(1.0, sum(waits) / seconds)
-        stats = {"data/batches_per_second": rate, "data/wait_share": share, "data/epoch_gap_seconds": self._gap}
-        if len(waits) > 1:
-            centiles = statistics.quantiles(waits, n=100, method="inclusive")
-            stats |= {f"data/wait_seconds_p{one}": centiles[one - 1] for one in (50, 95, 99)}
-        if self._predicted is not None:
-            stats["data/rate_to_prediction"] = rate / self._predicted[0]
-        if self._on_stats is not None:
-            self._on_stats(stats)
-        self._warn(rate, share, seconds, len(waits))
-        self._waits, self._began, self._gap = [], now, 0.0
-
-    def _warn(self, rate: float, share: float, seconds: float, steps: int) -> None:
-        is_below = self._predicted is not None and rate < self._predicted[1][0]
-        if not (is_below or share > MAX_WAIT_SHARE):
-            self._slow_seconds, self._slow_steps = 0.0, 0
-            return
-        self._slow_seconds += seconds
-        self._slow_steps += steps
-        if not self._has_warned and self._slow_seconds >= MIN_SLOW_SECONDS and self._slow_steps >= MIN_SLOW_STEPS:
-            self._has_warned = True
-            below = ""
-            if is_below and self._predicted is not None:
-                below = f", below the predicted {self._predicted[0]:.3g} ({self._predicted[1][0]:.3g} at least)"
-            print_sentence(
-                f"training gets {rate:.3g} batches/s{below}, and waits {share:.0%} of the time for data. Tune the "
-                "loader with autotune.autopilot(loader), or run `dltune check`."
-            )
+        return self._meter.iterate(lambda: iter(self._loader))
 
 
 def watch(
@@ -101,14 +150,17 @@ def watch(
 ) -> WatchedLoader:
     """Measure how long a training loop waits for an iterable of batches; the batches are unchanged.
 
-    One sentence is printed if the loop waits more than 10% of the time, or is slower than the interval of a profile
-    predicts, for 30 seconds and 20 steps.
+    One sentence is printed if the loop waits more than 10% of the time, or its throughput is below the 95% interval of
+    the profile, for 30 seconds and 20 steps.
 
     Args:
         loader: Any iterable of batches.
-        on_stats: Is called every 10 seconds with batches per second, the share of the time that the loop waits,
-            percentiles of the waits and the gap before the epoch in seconds, and the ratio to the prediction; such as
-            `wandb.log`.
+        on_stats: Is called every 10 seconds of an epoch with batches per second, the share of the time that the loop
+            waits, percentiles of the waits and the gap before the epoch in seconds, and the ratio to the prediction;
+            such as `wandb.log`.
         profile: A tuned file with the prediction.
+
+    Returns:
+        The loader, whose waits are measured; all its attributes are those of the loader.
     """
-    return WatchedLoader(loader, on_stats, profile)
+    return WatchedLoader(loader, WaitMeter(on_stats, profile))

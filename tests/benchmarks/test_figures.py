@@ -8,20 +8,25 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.autopilot import Case
 from benchmarks.figures import (
     CHART,
     MARKER,
     README,
+    TIMELINE,
     draw_chart,
+    draw_timeline,
     format_rows,
     insert_table,
     read_newest,
     read_results,
+    read_run,
 )
 from benchmarks.suite import Measured, WorkloadResult
 from benchmarks.training import DeviceFacts
 from benchmarks.workloads.grid import make_config
 
+SVG = "{http://www.w3.org/2000/svg}"
 RATES = {"defaults": 100.0, "CPUs": 200.0, "dltune": 400.0}
 
 
@@ -39,10 +44,32 @@ def make_result() -> WorkloadResult:
 
 def test_the_bars_of_a_workload_are_as_long_as_its_throughputs() -> None:
     chart = ElementTree.fromstring(draw_chart([make_result()]))
-    bars = [bar for bar in chart.iter("{http://www.w3.org/2000/svg}rect") if bar.get("width") != "10"]
+    bars = [bar for bar in chart.iter(f"{SVG}rect") if bar.get("width") != "10"]
     longest = float(bars[-1].attrib["width"])
     lengths = {bar.attrib["class"]: float(bar.attrib["width"]) for bar in bars}
     assert lengths == {label: pytest.approx(longest * rate / 400.0, abs=0.1) for label, rate in RATES.items()}
+
+
+def test_the_line_of_a_run_rises_from_the_default_throughput_to_that_of_the_best_loader() -> None:
+    run = Case(
+        part="start",
+        workload="tutorial",
+        date=datetime(2026, 11, 23, tzinfo=UTC),
+        start=0,
+        end=12,
+        settled_seconds=8.0,
+        settled_batches=300,
+        rate=(50.0,),
+        whole_rate=48.0,
+        plain_rate=(50.0,),
+        default_rate=5.0,
+        longest_waits=(),
+        timeline=(5, 50),
+    )
+    chart = ElementTree.fromstring(draw_timeline(run))
+    paths = [float(path.attrib["d"].split()[1].split("H")[0]) for path in chart.iter(f"{SVG}path")]
+    (line,) = chart.iter(f"{SVG}polyline")
+    assert [float(point.split(",")[1]) for point in line.attrib["points"].split()] == paths
 
 
 def test_the_fastest_configuration_of_a_row_is_bold() -> None:
@@ -59,3 +86,4 @@ def test_the_readme_and_the_chart_show_the_newest_kept_result() -> None:
     results = read_results(read_newest())
     assert format_rows(results) in README.read_text(), "run: python -m benchmarks.figures"
     assert CHART.read_text() == draw_chart(results), "run: python -m benchmarks.figures"
+    assert TIMELINE.read_text() == draw_timeline(read_run()), "run: python -m benchmarks.figures"

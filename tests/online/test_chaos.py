@@ -20,6 +20,11 @@ pytestmark = [
 CHANGES = int(os.environ.get("DLTUNE_TEST_CHANGES", "500"))  # 1000 take a minute on two cores
 
 
+@pytest.fixture(autouse=True)
+def short_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.online.epoch.MAX_LEAD", 3)  # of short epochs, in which workers change often
+
+
 def run_two_epochs(own: int, seed: int, *, shares: bool, changes: random.Random | None) -> tuple[list[list[int]], int]:
     """Return the indices of two epochs and the number of changes; with `changes`, workers change at random batches."""
     torch.manual_seed(seed)

@@ -75,7 +75,7 @@ def make_epoch(loader: DataLoader[Any], settings: WorkerSettings | None = None) 
 
 
 def iterate(epoch: Epoch, change: Callable[[Epoch], object] = id) -> EpochIterator:
-    return EpochIterator(epoch, change, lambda epoch, is_whole: None)
+    return EpochIterator(epoch, change, lambda epoch: None)
 
 
 def run(
@@ -138,8 +138,10 @@ def test_two_unchanged_epochs_are_bit_identical_to_those_of_the_plain_loader(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("lead", [0, 3])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_order_stays_whatever_workers_come_and_go(seed: int) -> None:
+def test_the_order_stays_whatever_workers_come_and_go(seed: int, lead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.online.epoch.MAX_LEAD", lead)
     torch.manual_seed(seed)
     expected = [indices_of(list(make_loader(2, dataset=Squares(slow=True))))]
     torch.manual_seed(seed)

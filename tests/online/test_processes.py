@@ -74,7 +74,7 @@ def test_two_processes_get_the_batches_of_their_samplers_and_the_first_one_repor
     assert len(plain[0]["seen"]) == 1500
     assert [one["cpus"] for one in tuned] == [read_machine().usable_cpus / 2] * 2
     assert all(one["workers"] > 1 for one in tuned)
-    assert printed.count("the settings stay: an iterable dataset") == 1
+    assert printed.count("not tuned: an IterableDataset") == 1
     last = [line for line in printed.splitlines() if "num_workers=" in line and line.startswith("dltune: train.py:")]
     assert 1 <= len(last) <= 2  # when it converges, and at the end
     assert printed.count("Use it: DataLoader(..., num_workers=") == 1

@@ -69,7 +69,7 @@ def test_workers_are_added_with_the_context_of_the_loader(tmp_path: Path) -> Non
 def test_a_script_that_would_run_again_in_each_worker_keeps_its_settings(method: str, tmp_path: Path) -> None:
     output, errors = run(tmp_path, f"torch.multiprocessing.set_start_method({method!r})", guarded=False)
     assert output == "training begins\n0\n"
-    assert errors.startswith("dltune: the settings stay: the start method of processes is not fork")
+    assert errors.startswith("dltune: not tuned: the start method of processes is not fork")
 
 
 @pytest.mark.parametrize(

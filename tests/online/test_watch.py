@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.online.autopilot import Stats
-from autotune.online.watch import WatchedLoader, watch
+from autotune.online.watch import WaitMeter, WatchedLoader, watch
 from autotune.profiles.store import save_profile
 from tests.builders import make_profile
 
@@ -26,7 +26,8 @@ class Loop:
 
     def run(self, profile: Path | None = None) -> list[int]:
         found = []
-        for number in WatchedLoader(self, self.stats.append, profile, lambda: self.now):
+        meter = WaitMeter(self.stats.append, profile, clock=lambda: self.now)
+        for number in WatchedLoader(self, meter):
             self.now += self.step
             found.append(number)
         return found
@@ -67,7 +68,27 @@ def test_a_rate_below_the_predicted_interval_gets_one_sentence(
     assert loop.stats[0]["data/rate_to_prediction"] == pytest.approx(1 / slower, rel=0.02)
 
 
-def test_short_epochs_are_silent_until_a_window_is_full() -> None:
+def test_epochs_shorter_than_a_window_are_not_reported() -> None:
     loop = Loop(wait=0.02, step=0.08, batches=3)
     loop.run()
     assert loop.stats == []
+
+
+def test_an_iterator_starts_its_workers_at_once_and_goes_on_after_an_error() -> None:
+    started, batches = list[int](), iter([1, 2, 3])
+
+    class Loader:
+        def __iter__(self) -> Loader:
+            started.append(1)
+            return self
+
+        def __next__(self) -> int:
+            if (batch := next(batches)) == 2:
+                raise ValueError(batch)
+            return batch
+
+    iterator = iter(watch(Loader()))
+    assert (started, next(iterator)) == ([1], 1)
+    with pytest.raises(ValueError, match="2"):
+        next(iterator)
+    assert next(iterator) == 3
