@@ -150,7 +150,7 @@ class NoiseMonitor:
 
     def describe(self, rates: Sequence[Mapping[int, float]]) -> Iterator[str]:
         """Yield a sentence for each disturbance beyond its limit; `rates` as in `measure_drift`."""
-        if self._first is None:  # interrupted before the first run
+        if self._first is None or not self._others:  # stopped before the first run
             return
         after, usable = self.read(), self.usable_cpus
         steal, throttled = steal_share(self._first, after), throttled_share(self._first, after)

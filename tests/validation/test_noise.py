@@ -81,3 +81,13 @@ def test_load_of_others_is_measured_after_the_children_have_ended() -> None:
     monitor.measure_others()
     assert happened == ["stopped", READING_SECONDS]
     assert "kept 0.5 CPUs busy" in next(monitor.describe([]))
+
+
+def test_a_validation_stopped_during_the_first_reading_has_nothing_to_describe() -> None:
+    def stop(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monitor = NoiseMonitor(2.0, make_counters, stop)
+    with pytest.raises(KeyboardInterrupt):
+        monitor.measure_others()
+    assert list(monitor.describe([])) == []
