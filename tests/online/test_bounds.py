@@ -15,11 +15,12 @@ pytestmark = pytest.mark.slow
 MIB = 2**20
 
 PROGRAM = """
-import resource, sys, time
+import multiprocessing, resource, sys, time
 import torch
 from torch.utils.data import DataLoader, Dataset
 from autotune.online.attach import autopilot
 
+multiprocessing.set_start_method("fork")  # a program of -c has no module for workers to import
 kept = []
 
 class Waiting(Dataset):

@@ -149,7 +149,8 @@ def test_the_last_line_says_that_a_script_has_no_loader(tmp_path: Path) -> None:
 
 
 def test_a_loader_of_a_few_batches_gets_one_short_line(tmp_path: Path) -> None:
-    ended = run(tmp_path, "from torch.utils.data import DataLoader\nprint(len(list(DataLoader(range(3)))))")
+    training = "if __name__ == '__main__': print(len(list(DataLoader(range(3)))))"
+    ended = run(tmp_path, f"from torch.utils.data import DataLoader\n{training}")
     assert ended.stdout == "3\n"
     assert ended.stderr == "dltune: train.py:2 (3 samples): too few batches to choose the workers.\n"
 
