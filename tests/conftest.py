@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import shutil
 import tempfile
@@ -28,6 +29,8 @@ if not os.environ.get("DLTUNE_TEST_SESSION", "").endswith(f"/{WORKER}"):  # not 
 SESSION = os.environ["DLTUNE_TEST_SESSION"]
 
 LONG = tuple(f"tests/{name}" for name in ("test_end_to_end.py", "faults/", "runner/", "test_docs.py", "test_tuning.py"))
+
+multiprocessing.set_start_method("fork")  # tests make datasets in functions; Python 3.14 has another default
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
         ),
         rf"{_NO_PICKLE}|import of module .* failed": (
             "Objects for a spawned worker are pickled: use classes and functions that can be imported by their names, "
-            "or leave the start method at fork"
+            "or have the workers forked with --set multiprocessing_context=fork"
         ),
         r"daemonic processes are not allowed to have children": (
             "A worker must not start processes: start none in the dataset, or tune with --max-workers 0"

@@ -100,7 +100,7 @@ FAILING = {  # the parts of the message, as in a doctest
         (FAILED, sabotage("start a process"), "daemonic processes ... A worker must not start processes")
     ],
     "Unpicklable dataset, spawn": [
-        (FAILED, hostile("make", SPAWN, name="lambda"), "pickle ... leave the start method at fork")
+        (FAILED, hostile("make", SPAWN, name="lambda"), "pickle ... --set multiprocessing_context=fork")
     ],
     "Factory loaded via `spec_from_file_location`": [
         (FAILED, hostile("make_from_path", SPAWN, registered=False), "imported by their names"),
