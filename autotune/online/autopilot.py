@@ -24,6 +24,7 @@ Stats = dict[str, float]  # by name
 WINDOW_SECONDS: Final = 1.5
 MAX_WINDOW_SECONDS: Final = 6.0  # for few, slow batches
 ROUNDS: Final = 3  # batches of each worker in a window
+WARM_UP_STEPS: Final = 3  # of an epoch, which may be slower
 WATCH_SECONDS: Final = 30.0  # a window after it has converged
 PAUSE_SECONDS: Final = 1.0  # between two batches, in which the training validates or saves, not steps
 PAUSE_STEPS: Final = 10.0  # and this many times the mean step
@@ -51,7 +52,7 @@ class Autopilot:
         on_stats: Callable[[Stats], object] | None = None,
     ) -> None:
         own = WorkerSettings(loader.num_workers, loader.prefetch_factor or 2)
-        begin, known_rate = start or (WorkerSettings(max(1, own.workers), own.prefetch), None)
+        begin, known_rate = start or (own, None)
         self.controller = Controller(own, begin, limits.cpus, limits.most_workers, known_rate)
         self._started, self._save, self._loader = time.perf_counter(), save, weakref.ref(loader)
         self._limits, self._show, self._on_stats, self._counters = limits, show, on_stats, WorkerCounters()
@@ -66,7 +67,7 @@ class Autopilot:
 
     def start_epoch(self, loader: DataLoader[Any]) -> EpochIterator:
         """Start an epoch with the settings that are best so far."""
-        clock = Window(0, time.perf_counter(), 0.0, time.process_time(), *self._counters.total())
+        clock = Window(0, time.perf_counter(), 0.0, *self._counters.total())
         self._offset = clock.since(self._total)  # the time between two epochs does not count
         has_short_epochs = 0.0 < self._epoch_seconds < MAX_WINDOW_SECONDS
         if has_short_epochs:  # windows are whole epochs, with what starting them takes
@@ -88,7 +89,7 @@ class Autopilot:
         self._seeds = epoch.seeds if loader.persistent_workers else None
         epoch.wait_seconds = time.perf_counter() - clock.seconds
         self._epoch, self._is_changing = epoch, False
-        self._due = sys.maxsize if has_short_epochs else epoch.drawn
+        self._due = sys.maxsize if has_short_epochs else max(epoch.drawn, WARM_UP_STEPS)
         return EpochIterator(epoch, self._before_batch, self._after_epoch)
 
     def _restart_window(self, epoch: Epoch) -> None:
@@ -135,7 +136,7 @@ class Autopilot:
             return
         self._is_changing = controller.add(window) != before
         if last is not None and controller.drifts > drifts:
-            self._drift = f"training slowed from {last.rate:.3g} to {window.rate:.3g} batches/s; "
+            self._drift = f"waits grew from {last.wait_share:.0%} to {window.wait_share:.0%} of the time; "
             self._has_reported = False
         if self._on_stats is not None:
             rates = {"data/batches_per_second": window.rate, "data/wait_share": window.wait_share}
@@ -154,8 +155,7 @@ class Autopilot:
             self._restart_window(epoch)
 
     def _read(self, epoch: Epoch) -> Window:
-        counts = self._counters.total()
-        now = Window(epoch.delivered, time.perf_counter(), epoch.wait_seconds, time.process_time(), *counts)
+        now = Window(epoch.delivered, time.perf_counter(), epoch.wait_seconds, *self._counters.total())
         return now.since(self._offset)
 
     def _after_epoch(self, epoch: Epoch) -> None:

@@ -19,7 +19,7 @@ BLOCKED_SHARE: Final = 0.75  # of the time of the workers, below which the order
 MAX_PREFETCH: Final = 4
 IN_MEMORY_SECONDS: Final = 1e-3  # of a batch, below which it may be loaded without workers though the user has some
 FEWER_RATIO: Final = 0.93  # of the best, which fewer workers are predicted to keep
-DRIFT_RATIO: Final = 0.9  # of the rate when it converged
+DRIFT_RATIO: Final = 0.9  # of the time for steps, or of the rate, when it converged
 DRIFT_WAIT: Final = 0.05  # more of the time waiting than when it converged
 MAX_DRIFTS: Final = 3
 
@@ -29,7 +29,7 @@ class Controller:
 
     Args:
         own: The user's settings.
-        start: Settings of the first window; none without workers, unless an earlier run ended so.
+        start: Settings of the first window.
         cpus: CPUs of this training process.
         limit: Returns the most workers for a prefetch factor within the limits of memory, /dev/shm and open files, if
             as many as the second argument run already and stay.
@@ -131,7 +131,10 @@ class Controller:
 
     def _watch(self, window: Window, before: Window) -> WorkerSettings:
         """Compare a window with the one in which it converged; start again after two that are slower and wait more."""
-        is_low = window.rate < DRIFT_RATIO * before.rate and window.wait_share > before.wait_share + DRIFT_WAIT
+        is_low = (
+            1.0 - window.wait_share < DRIFT_RATIO * (1.0 - before.wait_share)
+            and window.wait_share > before.wait_share + DRIFT_WAIT
+        )
         self._low_windows = self._low_windows + 1 if is_low else 0
         if self._low_windows == 2 and self.drifts < MAX_DRIFTS:
             self.windows, self.has_converged = {}, False

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 from autotune.online.limits import WorkerLimits
 from autotune.online.worker import TimedCollate, TimedIndices, WorkerCounters, WorkerStart
@@ -32,7 +33,7 @@ from autotune.online.worker import TimedCollate, TimedIndices, WorkerCounters, W
 INSPECTED_BATCHES: Final = 3  # at the start of an epoch
 MAX_LEAD: Final = 200  # batches that other workers load while added ones start
 HANG_SECONDS: Final = 120.0  # after which added workers that return nothing have failed, if the loader has no `timeout`
-POLL_SECONDS: Final = 5.0  # after which a dead worker is noticed
+POLL_SECONDS: Final = 1.0  # after which a dead worker is noticed
 END_SECONDS: Final = 5.0  # the longest that new workers wait for ending ones
 _ENDING: Final[dict[threading.Thread, object]] = {}  # iterators, whose copies no worker forked meanwhile may collect
 
@@ -68,7 +69,7 @@ class WorkerGroup:
         self.first_worker = 0  # the id of its first worker
         self.loader: DataLoader[Any] | None = None
         self.iterator: Any = None
-        self.restore_random: Callable[[], object] = bool  # without workers: to the states before the last batch
+        self.restore_random: Callable[[], object] = bool  # those before a batch that workers should load
 
     def __iter__(self) -> WorkerGroup:
         return self
@@ -77,7 +78,7 @@ class WorkerGroup:
         slot = self.planned.popleft() if self.planned else self._take(self)
         self.last, slot.group = slot.number, self
         self.pending += 1
-        if not self.settings.workers:
+        if not (self.settings.workers or self.is_own):
             self.restore_random = _keep_random_states()
         is_read_here = not self.settings.workers and isinstance(slot.indices, TimedIndices)
         return slot.indices.read() if is_read_here else slot.indices
@@ -212,7 +213,7 @@ class Epoch:
 
     def next_batch(self) -> Any:
         """Return the next batch in the sampler's order; raise StopIteration at the end, or an error of the dataset."""
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         while True:
             inline = next((one for one in self._list_open() if not one.settings.workers), None)
             group = (self._queue[0].group if self._queue else None) or inline
@@ -220,8 +221,9 @@ class Epoch:
                 break
             try:
                 batch = next(group.iterator)
-                if inline is not None and self._own.workers:
+                if inline is not None and group is inline:
                     inline.restore_random()
+                    self._counters.add_own_batch(time.perf_counter() - began, time.process_time() - cpu_began)
             except StopIteration:  # of the sampler, if batches are loaded one by one in this process
                 break
             except Exception as error:
@@ -349,11 +351,9 @@ class Epoch:
     def _start(self, group: WorkerGroup) -> None:
         if not group.settings.workers:
             self._limits.note_positions()
-        with _quiet_fork():
+        with _quiet_start(is_own=group.is_own):
             group.loader = self._make_loader(group)
             group.iterator = iter(group.loader)
-            if not group.is_own:
-                _ignore_death(group.iterator)
         self._groups.append(group)
         self.started_workers += group.settings.workers
 
@@ -404,22 +404,23 @@ def _keep_random_states() -> Callable[[], object]:
     return restore
 
 
-def _ignore_death(iterator: Any) -> None:
-    """Have torch not raise an error wherever the training is when one of these workers dies; `next` still raises it."""
-    remove = getattr(torch._C, "_remove_worker_pids", None)
-    if remove is not None and getattr(iterator, "_worker_pids_set", False):
-        remove(id(iterator))
-        iterator._worker_pids_set = False
-
-
 @contextmanager
-def _quiet_fork() -> Iterator[None]:
-    """Start workers that collect no garbage: one that collects its copy of our iterator would end our workers."""
+def _quiet_start(*, is_own: bool) -> Iterator[None]:
+    """Start workers that collect no garbage: one that collects its copy of our iterator would end our workers.
+
+    torch does not learn the process ids of added workers. It would raise an error wherever the training is when one of
+    them dies, at worst between taking a lock and releasing it. `next` still raises that error.
+    """
+    signals: Any = signal_handling
+    register = signals._set_worker_pids
     gc.freeze()
     try:
+        if not is_own:
+            signals._set_worker_pids = lambda key, _: register(key, ())
         yield
     finally:
         gc.unfreeze()
+        signals._set_worker_pids = register
 
 
 class GroupLoader(DataLoader[Any]):

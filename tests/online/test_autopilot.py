@@ -87,6 +87,16 @@ def converge(seconds: float) -> Any:
     raise AssertionError("the epoch has ended")
 
 
+def test_a_loader_that_keeps_up_gets_no_worker() -> None:
+    samples: Any = range(100_000)
+    loader: Any = autopilot(DataLoader(samples, 8), None, quiet=True)
+    for _ in loader:
+        time.sleep(0.02)  # the step
+        if loader.autopilot_state.controller.has_converged:
+            break
+    assert list(loader.autopilot_state.controller.windows) == [WorkerSettings(0, 2)]
+
+
 def test_epochs_shorter_than_a_window_are_tuned_too() -> None:
     loader: Any = autopilot(DataLoader(Waiting(0.004, 320), 8), None, quiet=True)
     for _ in range(60):
@@ -100,7 +110,7 @@ def test_on_stats_gets_the_numbers_of_each_window() -> None:
     found = list[dict[str, float]]()
     loader = autopilot(DataLoader(Waiting(0.004, 4000), 8), None, max_workers=2, on_stats=found.append, quiet=True)
     list(loader)
-    assert [one["data/num_workers"] for one in found[:2]] == [1, 2]
+    assert [one["data/num_workers"] for one in found[:2]] == [0, 2]
     assert all(one["data/batches_per_second"] > 0 and 0 < one["data/wait_share"] <= 1 for one in found)
 
 

@@ -24,15 +24,14 @@ def simulate(costs: BatchCosts, workers: int, noise: random.Random, seconds: flo
     rate = costs.predict(workers, CPUS) * noise.gauss(1.0, 0.01)
     batches = rate * seconds
     wait = max(0.0, seconds - batches * costs.step)
-    loaded = batches if workers else 0.0
     return Window(
         batches=batches,
         seconds=seconds,
         wait_seconds=wait,
         main_cpu_seconds=batches * costs.main_cpu,
-        worker_batches=loaded,
-        worker_seconds=loaded * (costs.waiting + costs.worker_cpu),
-        worker_cpu_seconds=loaded * costs.worker_cpu,
+        worker_batches=batches,
+        worker_seconds=batches * (costs.waiting + costs.worker_cpu),
+        worker_cpu_seconds=batches * costs.worker_cpu,
     )
 
 
@@ -54,7 +53,7 @@ def test_it_reaches_nearly_the_best_rate_within_a_few_windows(name: str, own: in
     costs = WORKLOADS[name]
     best = max(costs.predict(workers, CPUS) for workers in range(1 if own else 0, 65))
     for seed in range(5):
-        controller = Controller(WorkerSettings(own, 2), WorkerSettings(max(1, own), 2), CPUS, no_limit)
+        controller = Controller(WorkerSettings(own, 2), WorkerSettings(own, 2), CPUS, no_limit)
         assert converge(costs, controller, random.Random(seed)) <= MAX_TRIES + 1
         assert costs.predict(controller.settings.workers, CPUS) >= 0.9 * best
 
@@ -66,7 +65,7 @@ def test_own_settings_that_are_as_fast_as_the_best_stay() -> None:
 
 
 def test_samples_in_memory_end_without_workers() -> None:
-    controller = Controller(WorkerSettings(0, 2), WorkerSettings(1, 2), CPUS, no_limit)
+    controller = Controller(WorkerSettings(0, 2), WorkerSettings(0, 2), CPUS, no_limit)
     in_process = BatchCosts(waiting=0.0, worker_cpu=0.0001, main_cpu=0.002, step=0.0002)
     transferred = replace(in_process, step=0.002)  # returning a batch from a worker takes longer than loading it
     noise = random.Random(0)
@@ -78,7 +77,7 @@ def test_samples_in_memory_end_without_workers() -> None:
 
 
 def test_no_more_workers_than_the_limit_are_tried() -> None:
-    controller = Controller(WorkerSettings(0, 2), WorkerSettings(1, 2), CPUS, limit=lambda prefetch, running: 4)
+    controller = Controller(WorkerSettings(0, 2), WorkerSettings(0, 2), CPUS, limit=lambda prefetch, running: 4)
     converge(WORKLOADS["samples wait"], controller, random.Random(0))
     assert max(one.workers for one in controller.windows) == 4
 
@@ -114,7 +113,7 @@ def test_the_result_of_an_earlier_run_is_kept_while_it_is_as_fast(known_rate: fl
 
 @pytest.mark.parametrize(("windows", "workers"), [(1, None), (2, 6)], ids=["one window", "two windows"])
 def test_a_training_that_ends_early_keeps_the_best_so_far(windows: int, workers: int | None) -> None:
-    controller = Controller(WorkerSettings(0, 2), WorkerSettings(1, 2), CPUS, no_limit)
+    controller = Controller(WorkerSettings(0, 2), WorkerSettings(0, 2), CPUS, no_limit)
     for _ in range(windows):
         controller.add(simulate(WORKLOADS["samples wait"], controller.settings.workers, random.Random(0)))
     assert not controller.has_converged

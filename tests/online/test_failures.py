@@ -38,8 +38,8 @@ FOUR = WorkerSettings(4, 2)
 class Failing(Dataset[tuple[int, torch.Tensor]]):
     """Samples that only the user's own workers can load."""
 
-    def __init__(self, own: int, fail: Callable[[], object]) -> None:
-        self._own, self._fail = own, fail
+    def __init__(self, own: int, fail: Callable[[], object], seconds: float = 0.0002) -> None:
+        self._own, self._fail, self._seconds = own, fail, seconds
 
     def __len__(self) -> int:
         return 120
@@ -48,7 +48,7 @@ class Failing(Dataset[tuple[int, torch.Tensor]]):
         info = get_worker_info()
         if info is not None and info.id >= self._own:
             self._fail()
-        time.sleep(0.0002)
+        time.sleep(self._seconds)
         return index, torch.zeros(1)
 
 
@@ -119,7 +119,7 @@ def test_workers_of_the_first_batch_that_fail_are_replaced() -> None:
 
 
 def test_a_failure_is_reported_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    loader = autopilot(DataLoader(Failing(0, raise_error), 8), None)
+    loader = autopilot(DataLoader(Failing(0, raise_error, seconds=0.03), 8), None)  # an epoch longer than a window
     for _ in range(2):
         assert indices_of(list(loader)) == indices_of(list(make_loader(0, "in order")))
     (sentence,) = capsys.readouterr().err.splitlines()
