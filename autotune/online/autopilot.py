@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Stats = dict[str, float]  # by name
 WINDOW_SECONDS: Final = 1.5
+LOOK_SECONDS: Final = 0.5  # the first window without workers, which shows whether training waits
 MAX_WINDOW_SECONDS: Final = 6.0  # for few, slow batches
 ROUNDS: Final = 3  # batches of each worker in a window
 WARM_UP_STEPS: Final = 3  # of an epoch, which may be slower
@@ -67,7 +68,7 @@ class Autopilot:
 
     def start_epoch(self, loader: DataLoader[Any]) -> EpochIterator:
         """Start an epoch with the settings that are best so far."""
-        clock = Window(0, time.perf_counter(), 0.0, *self._counters.total())
+        clock = Window(0, time.perf_counter(), 0.0, time.process_time(), *self._counters.total())
         self._offset = clock.since(self._total)  # the time between two epochs does not count
         has_short_epochs = 0.0 < self._epoch_seconds < MAX_WINDOW_SECONDS
         if has_short_epochs:  # windows are whole epochs, with what starting them takes
@@ -108,7 +109,8 @@ class Autopilot:
         elif self._is_pause(epoch):
             self._restart_window(epoch)
         else:
-            self._due = epoch.delivered + max(self.controller.settings.workers, 4)  # whole rounds of workers
+            least = 16 if self.controller.has_converged else 1  # reading the counters takes some time
+            self._due = epoch.delivered + max(self.controller.settings.workers, least)  # whole rounds of workers
             if self._is_long(window := self._read(epoch).since(self._began)):
                 self._close_window(window)
                 self._before_batch(epoch)
@@ -121,7 +123,8 @@ class Autopilot:
         return pause * window.batches > PAUSE_STEPS * window.seconds
 
     def _is_long(self, window: Window) -> bool:
-        least = WATCH_SECONDS if self.controller.has_converged else WINDOW_SECONDS
+        is_look = not (self.controller.windows or self.controller.settings.workers)
+        least = LOOK_SECONDS if is_look else WATCH_SECONDS if self.controller.has_converged else WINDOW_SECONDS
         is_enough = window.batches >= ROUNDS * max(1, self.controller.settings.workers)
         return window.seconds >= (least if is_enough else max(least, MAX_WINDOW_SECONDS))
 
@@ -155,7 +158,8 @@ class Autopilot:
             self._restart_window(epoch)
 
     def _read(self, epoch: Epoch) -> Window:
-        now = Window(epoch.delivered, time.perf_counter(), epoch.wait_seconds, *self._counters.total())
+        counts = self._counters.total()
+        now = Window(epoch.delivered, time.perf_counter(), epoch.wait_seconds, time.process_time(), *counts)
         return now.since(self._offset)
 
     def _after_epoch(self, epoch: Epoch) -> None:

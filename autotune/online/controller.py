@@ -76,23 +76,24 @@ class Controller:
             return self.own
         if (before := self.final_window) is not None:
             return self._watch(window, before)
-        is_first = not self.windows
-        self.windows[self.settings] = window
+        is_first, current = not any(one.workers for one in self.windows), self.settings
+        self.windows[current] = window
         self.costs = BatchCosts.measure(window) or self.costs
-        if is_first and self.known_rate is not None and window.rate > DRIFT_RATIO * self.known_rate:
+        if self.known_rate is not None and window.rate > DRIFT_RATIO * self.known_rate:
             self.has_converged = True
             return self.settings
         self.known_rate = None
         chosen = self._choose()
-        new = [] if len(self.windows) >= MAX_TRIES else self._propose(chosen, is_first=is_first)
+        basis = current if is_first else chosen
+        new = [] if len(self.windows) >= MAX_TRIES else self._propose(basis, is_first=is_first)
         new = [one for one in new if one not in self.windows]
         self.has_converged = not new
         self.settings = new[0] if new else chosen
         return self.settings
 
     def finish(self) -> None:
-        """Stay with the best settings so far; one window proves nothing."""
-        if len(self.windows) > 1:
+        """Stay with the best settings so far; the first window, and that of one worker, prove nothing."""
+        if len(self.windows) > (1 if self.own.workers else 2):
             self.settings, self.has_converged = self._choose(), True
 
     def _choose(self) -> WorkerSettings:
@@ -101,19 +102,21 @@ class Controller:
         good = [one for one, found in self.windows.items() if found.rate >= TIE_RATIO * best]
         return min(good, key=lambda one: (one != self.own, one.workers, one.prefetch))
 
-    def _propose(self, chosen: WorkerSettings, *, is_first: bool) -> list[WorkerSettings]:
-        """List settings to try after those that are the best so far, the most likely first."""
-        costs, (workers, prefetch), cpus = self.costs, chosen, self.cpus
-        if costs is None:
+    def _propose(self, basis: WorkerSettings, *, is_first: bool) -> list[WorkerSettings]:
+        """List settings to try after these, the most likely first."""
+        costs, (workers, prefetch), cpus = self.costs, basis, self.cpus
+        window, tries = self.windows[basis], list[WorkerSettings]()
+        if not workers and window.wait_share > MIN_WAIT_SHARE:  # one worker shows what a worker costs
+            return [WorkerSettings(min(1, self._limit(prefetch, 0)), prefetch)]
+        if not workers or costs is None:
             return []
-        window, tries = self.windows[chosen], list[WorkerSettings]()
         running = self.settings.workers if self.settings.prefetch == prefetch else 0
         most = self._limit(prefetch, running)
         busy = window.worker_seconds / max(1e-9, workers * window.seconds)  # share of the workers' time
         can_wait_less = window.wait_share > MIN_WAIT_SHARE and busy > IDLE_SHARE
         if can_wait_less and window.busy_cpus < BUSY_CPU_SHARE * cpus:
             proposed = costs.propose(cpus, most)
-            if is_first and (chosen != self.own or proposed > workers):
+            if is_first and (basis != self.own or proposed > workers):
                 tries.append(WorkerSettings(proposed, prefetch))
             if busy < BLOCKED_SHARE and prefetch < MAX_PREFETCH and workers <= self._limit(2 * prefetch, 0):
                 tries.append(WorkerSettings(workers, 2 * prefetch))
@@ -121,7 +124,7 @@ class Controller:
                 tries.append(WorkerSettings(min(most, math.ceil(1.3 * workers)), prefetch))
         fewer = math.floor(workers / 1.25)
         are_crowded = window.busy_cpus > BUSY_CPU_SHARE * cpus and workers > cpus  # then the model cannot tell
-        are_enough = chosen != self.own and costs.predict(fewer, cpus) > FEWER_RATIO * costs.predict(workers, cpus)
+        are_enough = basis != self.own and costs.predict(fewer, cpus) > FEWER_RATIO * costs.predict(workers, cpus)
         if fewer and (are_crowded or are_enough):
             tries.append(WorkerSettings(min(fewer, self._limit(prefetch, 0)), prefetch))
         is_cheap = not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS

@@ -213,7 +213,7 @@ class Epoch:
 
     def next_batch(self) -> Any:
         """Return the next batch in the sampler's order; raise StopIteration at the end, or an error of the dataset."""
-        began, cpu_began = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         while True:
             inline = next((one for one in self._list_open() if not one.settings.workers), None)
             group = (self._queue[0].group if self._queue else None) or inline
@@ -223,7 +223,6 @@ class Epoch:
                 batch = next(group.iterator)
                 if inline is not None and group is inline:
                     inline.restore_random()
-                    self._counters.add_own_batch(time.perf_counter() - began, time.process_time() - cpu_began)
             except StopIteration:  # of the sampler, if batches are loaded one by one in this process
                 break
             except Exception as error:

@@ -14,7 +14,7 @@ class Window(NamedTuple):
     batches: float = 0.0
     seconds: float = 0.0
     wait_seconds: float = 0.0  # of the training loop for batches
-    main_cpu_seconds: float = 0.0  # of the training process, without loading
+    main_cpu_seconds: float = 0.0  # of the training process
     worker_batches: float = 0.0
     worker_seconds: float = 0.0  # from receiving the indices to the end of `collate_fn`
     worker_cpu_seconds: float = 0.0

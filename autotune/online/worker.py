@@ -27,7 +27,6 @@ class WorkerCounters:
 
     def __init__(self) -> None:
         self._values = RawArray("d", MAX_WORKERS * _FIELDS)
-        self._own_cpu_seconds = 0.0  # of batches that the training process loaded
 
     def add_batch(self, worker: int, seconds: float, cpu_seconds: float) -> None:
         """Count a batch of a worker that took this long."""
@@ -36,16 +35,10 @@ class WorkerCounters:
         self._values[first + 2] += cpu_seconds
         self._values[first] += 1
 
-    def add_own_batch(self, seconds: float, cpu_seconds: float) -> None:
-        """Count a batch that the training process has loaded, as if a worker had."""
-        self._own_cpu_seconds += cpu_seconds
-        self.add_batch(0, seconds, cpu_seconds)
-
-    def total(self) -> tuple[float, float, float, float]:
-        """Return the CPU seconds of the training process, and batches, seconds, and CPU seconds of their loading."""
+    def total(self) -> tuple[float, float, float]:
+        """Return the batches of all workers, their seconds, and their CPU seconds."""
         values = self._values[:]
-        main_cpu_seconds = time.process_time() - self._own_cpu_seconds
-        return main_cpu_seconds, sum(values[::_FIELDS]), sum(values[1::_FIELDS]), sum(values[2::_FIELDS])
+        return sum(values[::_FIELDS]), sum(values[1::_FIELDS]), sum(values[2::_FIELDS])
 
 
 class TimedIndices:

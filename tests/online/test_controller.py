@@ -24,14 +24,15 @@ def simulate(costs: BatchCosts, workers: int, noise: random.Random, seconds: flo
     rate = costs.predict(workers, CPUS) * noise.gauss(1.0, 0.01)
     batches = rate * seconds
     wait = max(0.0, seconds - batches * costs.step)
+    loaded = batches if workers else 0.0
     return Window(
         batches=batches,
         seconds=seconds,
         wait_seconds=wait,
         main_cpu_seconds=batches * costs.main_cpu,
-        worker_batches=batches,
-        worker_seconds=batches * (costs.waiting + costs.worker_cpu),
-        worker_cpu_seconds=batches * costs.worker_cpu,
+        worker_batches=loaded,
+        worker_seconds=loaded * (costs.waiting + costs.worker_cpu),
+        worker_cpu_seconds=loaded * costs.worker_cpu,
     )
 
 
@@ -111,7 +112,7 @@ def test_the_result_of_an_earlier_run_is_kept_while_it_is_as_fast(known_rate: fl
     assert (controller.settings == start) is (windows == 1)
 
 
-@pytest.mark.parametrize(("windows", "workers"), [(1, None), (2, 6)], ids=["one window", "two windows"])
+@pytest.mark.parametrize(("windows", "workers"), [(2, None), (3, 6)], ids=["one worker", "several workers"])
 def test_a_training_that_ends_early_keeps_the_best_so_far(windows: int, workers: int | None) -> None:
     controller = Controller(WorkerSettings(0, 2), WorkerSettings(0, 2), CPUS, no_limit)
     for _ in range(windows):
