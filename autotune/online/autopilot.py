@@ -27,6 +27,7 @@ MAX_WINDOW_SECONDS: Final = 6.0  # for few, slow batches
 ROUNDS: Final = 3  # batches of each worker in a window
 WARM_UP_STEPS: Final = 3  # of an epoch, which may be slower
 WATCH_SECONDS: Final = 30.0  # a window after it has converged
+WATCH_STEPS: Final = 16  # between two readings of the counters then, which take some time
 PAUSE_SECONDS: Final = 1.0  # between two batches, in which the training validates or saves, not steps
 PAUSE_STEPS: Final = 10.0  # and this many times the mean step
 
@@ -109,7 +110,7 @@ class Autopilot:
         elif self._is_pause(epoch):
             self._restart_window(epoch)
         else:
-            least = 16 if self.controller.has_converged else 1  # reading the counters takes some time
+            least = WATCH_STEPS if self.controller.has_converged else 1
             self._due = epoch.delivered + max(self.controller.settings.workers, least)  # whole rounds of workers
             if self._is_long(window := self._read(epoch).since(self._began)):
                 self._close_window(window)

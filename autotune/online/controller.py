@@ -106,9 +106,10 @@ class Controller:
         """List settings to try after these, the most likely first."""
         costs, (workers, prefetch), cpus = self.costs, basis, self.cpus
         window, tries = self.windows[basis], list[WorkerSettings]()
-        if not workers and window.wait_share > MIN_WAIT_SHARE:  # one worker shows what a worker costs
-            return [WorkerSettings(min(1, self._limit(prefetch, 0)), prefetch)]
-        if not workers or costs is None:
+        if not workers:  # one worker shows what a worker costs
+            one = WorkerSettings(min(1, self._limit(prefetch, 0)), prefetch)
+            return [one] if window.wait_share > MIN_WAIT_SHARE else []
+        if costs is None:
             return []
         running = self.settings.workers if self.settings.prefetch == prefetch else 0
         most = self._limit(prefetch, running)

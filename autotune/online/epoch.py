@@ -221,8 +221,7 @@ class Epoch:
                 break
             try:
                 batch = next(group.iterator)
-                if inline is not None and group is inline:
-                    inline.restore_random()
+                group.restore_random()
             except StopIteration:  # of the sampler, if batches are loaded one by one in this process
                 break
             except Exception as error:

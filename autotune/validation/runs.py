@@ -144,13 +144,13 @@ class NoiseMonitor:
         """Measure the CPU load of other processes before a run, after ending dltune's own processes."""
         self.stop_children()
         before = self.read()
-        self._first = self._first or before
         self.sleep(READING_SECONDS)
         self._others.append(background_cpus(before, self.read(), READING_SECONDS, self.usable_cpus))
+        self._first = self._first or before
 
     def describe(self, rates: Sequence[Mapping[int, float]]) -> Iterator[str]:
         """Yield a sentence for each disturbance beyond its limit; `rates` as in `measure_drift`."""
-        if self._first is None or not self._others:  # stopped before the first run
+        if self._first is None:  # stopped before the first run
             return
         after, usable = self.read(), self.usable_cpus
         steal, throttled = steal_share(self._first, after), throttled_share(self._first, after)
