@@ -120,7 +120,9 @@ def measure_choice(offline: dict[str, WorkloadResult], name: str) -> Case:
 
 def measure_keep(offline: dict[str, WorkloadResult], name: str) -> Case:
     """Compare whole runs from the settings that trials chose with plain ones, alternating."""
-    plain = make_plain(offline[name], round(KEEP_EPOCH_SECONDS * offline_rate(offline[name])), KEEP_SECONDS)
+    given = make_plain(offline[name], round(KEEP_EPOCH_SECONDS * offline_rate(offline[name])), KEEP_SECONDS)
+    rate = train_online(given.model_copy(update={"seconds": PLAIN_SECONDS})).rate(0.1)  # epochs were shorter in trials
+    plain = given.model_copy(update={"epoch_batches": round(KEEP_EPOCH_SECONDS * rate)})
     tuned = plain.model_copy(update={"is_tuned": True})
     runs, rates = list[OnlineRun](), list[float]()
     for number in range(ROUNDS):

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 Stats = dict[str, float]  # by name
 WINDOW_SECONDS: Final = 1.5
-LOOK_SECONDS: Final = 0.5  # the first window without workers, which shows whether training waits
+SHORT_WINDOW_SECONDS: Final = 0.5  # enough to see whether training waits without workers, or that a try is poor
+POOR_RATIO: Final = 0.8  # of the best rate so far
 MAX_WINDOW_SECONDS: Final = 6.0  # for few, slow batches
 ROUNDS: Final = 3  # batches of each worker in a window
 WARM_UP_STEPS: Final = 3  # of an epoch, which may be slower
@@ -71,32 +72,36 @@ class Autopilot:
         """Start an epoch with the settings that are best so far."""
         clock = Window(0, time.perf_counter(), 0.0, time.process_time(), *self._counters.total())
         self._offset = clock.since(self._total)  # the time between two epochs does not count
-        has_short_epochs = 0.0 < self._epoch_seconds < MAX_WINDOW_SECONDS
-        if has_short_epochs:  # windows are whole epochs, with what starting them takes
+        if self._has_short_epochs and not self._is_changing:  # windows are whole epochs, with what starting them takes
             if self._began is not None and self._is_long(window := self._total.since(self._began)):
                 self._close_window(window)
             self._began = self._began or self._total
         else:
             self._began = None
-        (workers, prefetch), own = self.controller.settings, self.controller.own
-        if workers != sum(one.settings.workers for one in self._kept if one.settings.prefetch == prefetch):
-            _end_all(self._kept)
-        kept = list(self._kept)
+        (workers, prefetch), own, kept = self.controller.settings, self.controller.own, list(self._kept)
         self._kept.clear()
         wait_for_ending_workers()
         if not kept:
             most = max(own.workers, self._limits.most_workers(prefetch, 0))
             self.controller.settings = WorkerSettings(min(workers, most), prefetch)
+            if loader.persistent_workers and self.controller.settings.workers:
+                self._began = None  # only their first epoch starts them
         epoch = Epoch(loader, self.controller.settings, own, self._counters, self._limits, kept, self._seeds)
         self._seeds = epoch.seeds if loader.persistent_workers else None
         epoch.wait_seconds = time.perf_counter() - clock.seconds
-        self._epoch, self._is_changing = epoch, False
-        self._due = sys.maxsize if has_short_epochs else max(epoch.drawn, WARM_UP_STEPS)
+        are_kept = sum(one.settings.workers for one in kept if one.settings.prefetch == prefetch) == workers
+        self._epoch, self._is_changing = epoch, bool(kept) and not are_kept
+        is_whole = self._has_short_epochs and not self._is_changing
+        self._due = sys.maxsize if is_whole else max(epoch.drawn, WARM_UP_STEPS)
         return EpochIterator(epoch, self._before_batch, self._after_epoch)
 
+    @property
+    def _has_short_epochs(self) -> bool:
+        return 0.0 < self._epoch_seconds < MAX_WINDOW_SECONDS
+
     def _restart_window(self, epoch: Epoch) -> None:
-        """Begin a window when all batches have been delivered that are under way now."""
-        self._began, self._due = None, epoch.drawn
+        """Begin a window with the next epoch if epochs are short, or when the batches under way are delivered."""
+        self._began, self._due = None, sys.maxsize if self._has_short_epochs else epoch.drawn
 
     def _before_batch(self, epoch: Epoch) -> None:
         if epoch.failure and not self.controller.failure:
@@ -124,9 +129,11 @@ class Autopilot:
         return pause * window.batches > PAUSE_STEPS * window.seconds
 
     def _is_long(self, window: Window) -> bool:
-        is_look = not (self.controller.windows or self.controller.settings.workers)
-        least = LOOK_SECONDS if is_look else WATCH_SECONDS if self.controller.has_converged else WINDOW_SECONDS
-        is_enough = window.batches >= ROUNDS * max(1, self.controller.settings.workers)
+        controller = self.controller
+        best = max((one.rate for one in controller.windows.values()), default=0.0)
+        is_clear = window.rate < POOR_RATIO * best if best else not controller.settings.workers
+        least = WATCH_SECONDS if controller.has_converged else SHORT_WINDOW_SECONDS if is_clear else WINDOW_SECONDS
+        is_enough = window.batches >= ROUNDS * max(1, controller.settings.workers)
         return window.seconds >= (least if is_enough else max(least, MAX_WINDOW_SECONDS))
 
     def _close_window(self, window: Window) -> None:

@@ -123,10 +123,11 @@ class Controller:
                 tries.append(WorkerSettings(workers, 2 * prefetch))
             if workers == max(one.workers for one in self.windows):
                 tries.append(WorkerSettings(min(most, math.ceil(1.3 * workers)), prefetch))
-        fewer = math.floor(workers / 1.25)
         are_crowded = window.busy_cpus > BUSY_CPU_SHARE * cpus and workers > cpus  # then the model cannot tell
+        fewer = math.floor(workers / (1.5 if are_crowded else 1.25))
         are_enough = basis != self.own and costs.predict(fewer, cpus) > FEWER_RATIO * costs.predict(workers, cpus)
-        if fewer and (are_crowded or are_enough):
+        slower = max((one.workers for one in self.windows if one.workers < workers), default=0)
+        if fewer > slower and (are_crowded or are_enough):
             tries.append(WorkerSettings(min(fewer, self._limit(prefetch, 0)), prefetch))
         is_cheap = not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
         if is_cheap and costs.predict(0, cpus) > WORTHWHILE_GAIN * max(one.rate for one in self.windows.values()):

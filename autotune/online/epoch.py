@@ -155,7 +155,7 @@ class Epoch:
         self._queue, self._unassigned = deque[Slot](), deque[Slot]()
         self.drawn = self.started_workers = self.delivered = 0  # batches, workers, batches
         self.wait_seconds, self.returned_at = 0.0, time.perf_counter()
-        self._started_at, self._start_seconds = self.returned_at, 0.0  # until the first batch
+        self._started_at = self.returned_at
         self.kept: list[WorkerGroup] = []  # persistent workers after the end
         self.failure = ""  # of added workers
         self._source_end: Exception | type[Exception] = StopIteration  # or an error of the sampler
@@ -203,7 +203,7 @@ class Epoch:
         lead = 0
         if most and all(one.settings.workers for one in before) and any(one.pending for one in before):
             rate = self.delivered / max(1e-9, self.returned_at - self._started_at)
-            lead = min(MAX_LEAD, math.ceil(self._start_seconds * rate))
+            lead = min(MAX_LEAD, math.ceil(self._counters.start_seconds * rate))
         missing = WorkerSettings(most - _count(kept), settings.prefetch)
         if (kept and not missing.workers) or self._add(missing, kept, lead):
             for group in before:
@@ -279,8 +279,6 @@ class Epoch:
         if not group.is_open:
             self._close(group)
         self.returned_at = time.perf_counter()
-        if self.delivered == 1:
-            self._start_seconds = self.returned_at - self._started_at
         self.wait_seconds += self.returned_at - began
 
     def _close(self, group: WorkerGroup) -> None:
@@ -319,7 +317,8 @@ class Epoch:
         """Start a group; return whether that was possible.
 
         All present groups load the next slots, the lead, while its workers start. Then its first slots are spread
-        evenly among those that the others take meanwhile.
+        evenly among those that the others take meanwhile. If the epoch ends before them, no group stays for the next
+        one, which then starts all workers.
         """
         group = WorkerGroup(settings, self._take, is_own=settings == self._own and not others)
         share = settings.batches
@@ -334,6 +333,8 @@ class Epoch:
                         self._unassigned.append(slot)
             if group.planned or not share or not self._groups:
                 self._start(group)
+            else:
+                others.clear()
         except Exception as error:
             if group.is_own and not self._groups:
                 raise

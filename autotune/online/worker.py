@@ -12,13 +12,13 @@ from typing import Any, Final
 import torch.utils.data._utils.worker as torch_worker
 
 MAX_WORKERS: Final = 1024  # of all groups of an epoch; later ones share the counters of earlier ones
-_FIELDS: Final = 3  # batches, their seconds, and their CPU seconds
+_FIELDS: Final = 4  # batches, their seconds, their CPU seconds; seconds from the start to the first batch
 
 
 class _Clock:
-    """When this worker received the indices that it works on, and its CPU time at the end of the batch before."""
+    """When this worker was started and received its indices, and its CPU time at the end of the batch before."""
 
-    arrived = 0.0
+    started = arrived = 0.0
     cpu_seconds: float | None = None  # that of its start does not count
 
 
@@ -34,6 +34,13 @@ class WorkerCounters:
         self._values[first + 1] += seconds
         self._values[first + 2] += cpu_seconds
         self._values[first] += 1
+        if self._values[first] == 1:
+            self._values[first + 3] = time.perf_counter() - _Clock.started
+
+    @property
+    def start_seconds(self) -> float:
+        """Seconds from the start of a worker to its first batch, of the slowest worker so far."""
+        return float(max(self._values[3::_FIELDS]))
 
     def total(self) -> tuple[float, float, float]:
         """Return the batches of all workers, their seconds, and their CPU seconds."""
@@ -82,10 +89,11 @@ class WorkerStart:
     """Gives a worker an id that is unique among all groups, then calls the user's `worker_init_fn` with it."""
 
     def __init__(self, init: Callable[[int], Any] | None, first: int) -> None:
-        self._init, self._first = init, first
+        self._init, self._first, self._started = init, first, time.perf_counter()
 
     def __call__(self, worker_id: int) -> None:
         """Set up a worker."""
+        _Clock.started = self._started
         info, number = torch_worker.get_worker_info(), self._first + worker_id
         if self._first and info is not None:  # the first group has torch's own ids
             torch_worker._worker_info = changed = copy.copy(info)

@@ -17,6 +17,7 @@ from autotune.checking import check
 from autotune.errors import UsageError
 from autotune.online.attach import autopilot
 from autotune.online.epoch import WorkerSettings, wait_for_ending_workers
+from autotune.online.model import Window
 from autotune.profiles.load import load, select_profile
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -249,6 +250,27 @@ def test_persistent_workers_stay_over_epochs() -> None:
     list(loader)
     assert [worker.pid for worker in state._kept[0].iterator._workers] == first
     assert state.controller.own == WorkerSettings(2, 2)
+
+
+@pytest.mark.parametrize("batches", [6, 80], ids=["all under way", "most not under way"])
+def test_persistent_workers_change_in_a_short_epoch(batches: int) -> None:
+    loader: Any = DataLoader(Waiting(0.0, 8 * batches), 8, num_workers=2, persistent_workers=True)
+    autopilot(loader, None, quiet=True)
+    list(loader)
+    state = loader.autopilot_state
+    state.controller.settings = WorkerSettings(3, 2)
+    for _ in range(2):
+        assert [index for batch in loader for index in batch[:, 0].int().tolist()] == list(range(8 * batches))
+    assert sum(group.settings.workers for group in state._kept) == 3
+    wait_for_ending_workers()
+
+
+def test_a_poor_try_is_short() -> None:
+    loader: Any = autopilot(DataLoader(Waiting(), 8), None, quiet=True)
+    list(loader)
+    state = loader.autopilot_state
+    state.controller.windows[WorkerSettings(0, 2)] = Window(batches=100, seconds=1.0)
+    assert [state._is_long(Window(batches, 0.6)) for batches in (30, 57)] == [True, False]
 
 
 def test_persistent_workers_end_with_their_loader() -> None:

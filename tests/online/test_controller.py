@@ -59,6 +59,18 @@ def test_it_reaches_nearly_the_best_rate_within_a_few_windows(name: str, own: in
         assert costs.predict(controller.settings.workers, CPUS) >= 0.9 * best
 
 
+def test_no_fewer_workers_are_tried_than_some_that_are_slower() -> None:
+    costs = BatchCosts(waiting=0.0, worker_cpu=0.03, main_cpu=0.0, step=0.004)
+    controller = Controller(WorkerSettings(12, 2), WorkerSettings(12, 2), CPUS, no_limit)
+    for rate_ratio in (0.8, 1.0):  # the CPUs are busy in both windows
+        controller.windows[controller.settings] = simulate(costs, 12, random.Random(0))._replace(seconds=2 / rate_ratio)
+        controller.settings = WorkerSettings(16, 2)
+    controller.settings = WorkerSettings(16, 2)
+    controller.add(simulate(costs, 16, random.Random(0)))
+    assert controller.has_converged
+    assert controller.settings == WorkerSettings(16, 2)
+
+
 def test_own_settings_that_are_as_fast_as_the_best_stay() -> None:
     controller = Controller(WorkerSettings(3, 2), WorkerSettings(3, 2), CPUS, no_limit)
     converge(WORKLOADS["the step is slow"], controller, random.Random(0))
