@@ -116,11 +116,10 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def fresh_accelerate() -> Iterator[None]:
     """Give accelerate's process-wide state back as it was found."""
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-
+    state = pytest.importorskip("accelerate.state")
     yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
+    for one in (state.AcceleratorState, state.GradientState, state.PartialState):
+        one._reset_state()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 Stats = dict[str, float]  # by name
 WINDOW_SECONDS: Final = 1.5
 SHORT_WINDOW_SECONDS: Final = 0.5  # enough to see whether training waits without workers, or that a try is poor
-POOR_RATIO: Final = 0.8  # of the best rate so far
+POOR_RATIO: Final = 0.9  # of the best rate so far
 MAX_WINDOW_SECONDS: Final = 6.0  # for few, slow batches
+SHORT_EPOCH_SECONDS: Final = 3.0  # in which windows are whole epochs, if the workers are persistent; else:
+SHORT_STARTED_EPOCH_SECONDS: Final = 6.0  # starting the workers is part of their rate
 ROUNDS: Final = 3  # batches of each worker in a window
 WARM_UP_STEPS: Final = 3  # of an epoch, which may be slower
 WATCH_SECONDS: Final = 30.0  # a window after it has converged
@@ -58,6 +60,7 @@ class Autopilot:
         begin, known_rate = start or (own, None)
         self.controller = Controller(own, begin, limits.cpus, limits.most_workers, known_rate)
         self._started, self._save, self._loader = time.perf_counter(), save, weakref.ref(loader)
+        self._short_seconds = SHORT_EPOCH_SECONDS if loader.persistent_workers else SHORT_STARTED_EPOCH_SECONDS
         self._limits, self._show, self._on_stats, self._counters = limits, show, on_stats, WorkerCounters()
         self._epoch: Epoch | None = None
         self._kept: list[WorkerGroup] = []  # persistent workers between two epochs
@@ -97,7 +100,7 @@ class Autopilot:
 
     @property
     def _has_short_epochs(self) -> bool:
-        return 0.0 < self._epoch_seconds < MAX_WINDOW_SECONDS
+        return 0.0 < self._epoch_seconds < self._short_seconds
 
     def _restart_window(self, epoch: Epoch) -> None:
         """Begin a window with the next epoch if epochs are short, or when the batches under way are delivered."""

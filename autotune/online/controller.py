@@ -11,9 +11,12 @@ from autotune.online.model import BatchCosts, Window
 
 MAX_TRIES: Final = 6
 TIE_RATIO: Final = 0.98  # of the best rate, above which fewer workers are as good
+OWN_RATIO: Final = 0.96  # of the best rate, above which the user's settings stay; two windows differ by that much
 WORTHWHILE_GAIN: Final = 1.05  # predicted, to load in the training process
+MIN_GROWTH: Final = 1.2  # of the user's workers
 MIN_WAIT_SHARE: Final = 0.05  # below it, more workers cannot help
 BUSY_CPU_SHARE: Final = 0.92  # of the CPUs, above which more workers cannot help
+PREFETCH_CPU_SHARE: Final = 0.75  # of the CPUs, above which batches ahead cannot help
 IDLE_SHARE: Final = 0.3  # of the time of the workers, below which more cannot help
 BLOCKED_SHARE: Final = 0.75  # of the time of the workers, below which the order of the batches delays them
 MAX_PREFETCH: Final = 4
@@ -99,8 +102,10 @@ class Controller:
     def _choose(self) -> WorkerSettings:
         """Return the user's settings, or else the fewest workers, that are about as fast as the best."""
         best = max(one.rate for one in self.windows.values())
+        if self.own in self.windows and self.windows[self.own].rate >= OWN_RATIO * best:
+            return self.own
         good = [one for one, found in self.windows.items() if found.rate >= TIE_RATIO * best]
-        return min(good, key=lambda one: (one != self.own, one.workers, one.prefetch))
+        return min(good, key=lambda one: (one.workers, one.prefetch))
 
     def _propose(self, basis: WorkerSettings, *, is_first: bool) -> list[WorkerSettings]:
         """List settings to try after these, the most likely first."""
@@ -111,17 +116,17 @@ class Controller:
             return [one] if window.wait_share > MIN_WAIT_SHARE else []
         if costs is None:
             return []
-        running = self.settings.workers if self.settings.prefetch == prefetch else 0
-        most = self._limit(prefetch, running)
+        most = self._limit(prefetch, self.settings.workers)
         busy = window.worker_seconds / max(1e-9, workers * window.seconds)  # share of the workers' time
         can_wait_less = window.wait_share > MIN_WAIT_SHARE and busy > IDLE_SHARE
         if can_wait_less and window.busy_cpus < BUSY_CPU_SHARE * cpus:
             proposed = costs.propose(cpus, most)
-            if is_first and (basis != self.own or proposed > workers):
+            if is_first and (basis != self.own or proposed > MIN_GROWTH * workers):
                 tries.append(WorkerSettings(proposed, prefetch))
-            if busy < BLOCKED_SHARE and prefetch < MAX_PREFETCH and workers <= self._limit(2 * prefetch, 0):
+            are_blocked = busy < BLOCKED_SHARE and window.busy_cpus < PREFETCH_CPU_SHARE * cpus
+            if are_blocked and prefetch < MAX_PREFETCH and workers <= self._limit(2 * prefetch, 0):
                 tries.append(WorkerSettings(workers, 2 * prefetch))
-            if workers == max(one.workers for one in self.windows):
+            elif workers == max(one.workers for one in self.windows):
                 tries.append(WorkerSettings(min(most, math.ceil(1.3 * workers)), prefetch))
         are_crowded = window.busy_cpus > BUSY_CPU_SHARE * cpus and workers > cpus  # then the model cannot tell
         fewer = math.floor(workers / (1.5 if are_crowded else 1.25))

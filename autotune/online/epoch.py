@@ -75,6 +75,8 @@ class WorkerGroup:
         return self
 
     def __next__(self) -> Any:
+        if self.pending > self.settings.batches:  # it had a higher prefetch factor
+            raise StopIteration
         slot = self.planned.popleft() if self.planned else self._take(self)
         self.last, slot.group = slot.number, self
         self.pending += 1
@@ -88,9 +90,17 @@ class WorkerGroup:
         slot.group = self
         self.planned.append(slot)
 
+    def change_prefetch(self, prefetch: int) -> None:
+        """Have more or fewer batches under way in the same workers."""
+        self.settings = self.settings._replace(prefetch=prefetch)
+        self.iterator._prefetch_factor = max(prefetch, self.iterator._prefetch_factor)  # torch checks the upper bound
+        for _ in range(self.settings.batches - self.pending):
+            self.iterator._try_put_index()
+
     def restart(self, take: Callable[[WorkerGroup], Slot]) -> None:
         """Begin another epoch with the same workers; torch discards what they still load."""
         self._take, self.pending, self.last, self.is_open = take, 0, -1, True
+        self.iterator._prefetch_factor = self.settings.prefetch
         self.iterator = iter(self.loader)  # type: ignore[arg-type]  # its workers live
 
     def rest(self) -> None:
@@ -158,6 +168,7 @@ class Epoch:
         self._started_at = self.returned_at
         self.kept: list[WorkerGroup] = []  # persistent workers after the end
         self.failure = ""  # of added workers
+        self._is_too_late = False  # to start workers in this epoch
         self._source_end: Exception | type[Exception] = StopIteration  # or an error of the sampler
         sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self._source = iter(sampler)
@@ -186,17 +197,19 @@ class Epoch:
         """Change the workers at a boundary between batches, keeping those that may stay.
 
         Returns:
-            The settings from now on, within the limits; None while an earlier change is still under way.
+            The settings from now on, within the limits; None while an earlier change is under way, and if this one has
+            to wait for the next epoch.
         """
         before, kept, most = self._list_open(), list[WorkerGroup](), settings.workers
-        if self._unassigned or not before:
+        if not before or not self._can_change:
             return None
         for group in sorted(before, key=lambda one: -one.settings.workers):
-            fits = bool(group.settings.workers) == bool(most) and group.settings.prefetch == settings.prefetch
-            if fits and group.settings.workers <= most - _count(kept):
+            if bool(group.settings.workers) == bool(most) and group.settings.workers <= most - _count(kept):
                 kept.append(group)
-        if settings != self._own and _count(kept) < most:
-            most = min(most, self._limits.most_workers(settings.prefetch, _count(kept)))
+        is_prefetch_higher = any(one.settings.prefetch < settings.prefetch for one in kept)
+        if settings != self._own and (_count(kept) < most or is_prefetch_higher):
+            staying = 0 if is_prefetch_higher else _count(kept)
+            most = min(most, self._limits.most_workers(settings.prefetch, staying))
             self.failure = self.failure or self._limits.explain_shared_file()
             if self.failure or (most < settings.workers and most <= _count(before)):
                 return WorkerSettings(_count(before), before[0].settings.prefetch)
@@ -204,11 +217,16 @@ class Epoch:
         if most and all(one.settings.workers for one in before) and any(one.pending for one in before):
             rate = self.delivered / max(1e-9, self.returned_at - self._started_at)
             lead = min(MAX_LEAD, math.ceil(self._counters.start_seconds * rate))
+        for group in kept:
+            if most and group.settings.prefetch != settings.prefetch:
+                group.change_prefetch(settings.prefetch)
         missing = WorkerSettings(most - _count(kept), settings.prefetch)
-        if (kept and not missing.workers) or self._add(missing, kept, lead):
-            for group in before:
-                if group not in kept:
-                    self._close(group)
+        is_possible = (kept and not missing.workers) or self._add(missing, kept, lead)
+        if self._is_too_late:
+            return None
+        for group in before:
+            if is_possible and group not in kept:
+                self._close(group)
         return WorkerSettings(most, settings.prefetch)
 
     def next_batch(self) -> Any:
@@ -269,6 +287,10 @@ class Epoch:
         self._queue.clear()
         self._unassigned.clear()
 
+    @property
+    def _can_change(self) -> bool:
+        return not self._unassigned and not self._is_too_late
+
     def _list_open(self) -> list[WorkerGroup]:
         return [one for one in self._groups if one.is_open]
 
@@ -317,8 +339,8 @@ class Epoch:
         """Start a group; return whether that was possible.
 
         All present groups load the next slots, the lead, while its workers start. Then its first slots are spread
-        evenly among those that the others take meanwhile. If the epoch ends before them, no group stays for the next
-        one, which then starts all workers.
+        evenly among those that the others take meanwhile. If the epoch ends before them, it is too late: the next
+        epoch starts the group, or all workers if epochs are too short for the lead.
         """
         group = WorkerGroup(settings, self._take, is_own=settings == self._own and not others)
         share = settings.batches
@@ -333,6 +355,8 @@ class Epoch:
                         self._unassigned.append(slot)
             if group.planned or not share or not self._groups:
                 self._start(group)
+            elif self.drawn > lead + 2 * whole:
+                self._is_too_late = True
             else:
                 others.clear()
         except Exception as error:

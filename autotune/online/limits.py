@@ -77,16 +77,14 @@ class WorkerLimits:
         workers = multiprocessing.active_children()
         running, in_flight = len(workers), prefetch * self._batch_bytes
         tensors = prefetch * self._batch_tensors
-        most = self._read_budget(running * self._typical_bytes) // (self._worker_bytes + in_flight)
-        if in_flight:
-            pids = [os.getpid(), *(one.pid for one in workers if one.pid is not None)]
-            segments = len(set[str]().union(*map(list_used_segments, pids)))
-            ours = segments * self._batch_bytes / self._batch_tensors
-            shm = SHM_SHARE * (read_shm()[1] + ours) / self._processes - HELD_BATCHES * self._batch_bytes
-            most = min(most, int(shm // in_flight))
         files = self._nofile - len(list_folder(PROC / "self" / "fd")) - RESERVED_FILES - running * tensors
-        new = min(most - running, files // (FILES_PER_WORKER + tensors))
-        return min(self._most, kept + max(0, new))
+        most = self._read_budget(running * self._typical_bytes) // (self._worker_bytes + in_flight)
+        most = min(most, running + min(self._most - kept, files // (FILES_PER_WORKER + tensors)))
+        if in_flight and self._fit_in_shm(in_flight, 0) < most:
+            pids = [os.getpid(), *(one.pid for one in workers if one.pid is not None)]  # two milliseconds for each
+            segments = len(set[str]().union(*map(list_used_segments, pids)))
+            most = min(most, self._fit_in_shm(in_flight, segments * self._batch_bytes // self._batch_tensors))
+        return min(self._most, kept + max(0, most - running))
 
     def note_positions(self) -> None:
         """Note the positions of open files, before this process loads batches itself."""
@@ -100,6 +98,11 @@ class WorkerLimits:
         if not moved:
             return ""
         return f"workers would share the position of {moved[0]}; open it in the first call of __getitem__"
+
+    def _fit_in_shm(self, in_flight: int, ours: int) -> int:
+        """Return the workers whose batches fit in /dev/shm, of which this many bytes are ours."""
+        share = SHM_SHARE * (read_shm()[1] + ours) / self._processes
+        return int((share - HELD_BATCHES * self._batch_bytes) // in_flight)
 
     def _read_budget(self, used: int) -> int:
         available = self._memory.read() + used * self._processes

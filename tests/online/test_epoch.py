@@ -85,7 +85,7 @@ def run(
     epoch = make_epoch(loader, settings)
 
     def change(epoch: Epoch) -> None:
-        if changes is not None and changes.random() < 0.3:
+        if changes is not None and changes.random() < 0.6:
             epoch.change(WorkerSettings(changes.randint(1, 5), changes.randint(1, 4)))
 
     return list(iterate(epoch, change)), epoch
@@ -148,6 +148,56 @@ def test_the_order_stays_whatever_workers_come_and_go(seed: int, lead: int, monk
     found, epoch = run(make_loader(2, dataset=Squares(slow=True)), changes=random.Random(seed))
     assert [indices_of(found)] == expected
     assert epoch.started_workers > 2
+
+
+def test_another_prefetch_factor_keeps_the_workers_the_order_and_the_next_epoch() -> None:
+    torch.manual_seed(3)
+    plain = make_loader(2, persistent_workers=True)
+    orders = [indices_of(list(plain)) for _ in range(2)]
+    torch.manual_seed(3)
+    loader, under_way = make_loader(2, persistent_workers=True), list[int]()
+
+    def change(epoch: Epoch) -> None:
+        under_way.append(epoch.drawn - epoch.delivered)
+        epoch.change(WorkerSettings(2, 4 if epoch.delivered < 3 else 1))
+
+    epoch = make_epoch(loader)
+    found = [indices_of(list(iterate(epoch, change)))]
+    assert under_way[:10] == [4, 8, 8, 8, 7, 6, 5, 4, 3, 2]
+    own = own_settings(loader)
+    later = Epoch(loader, WorkerSettings(2, 1), own, WorkerCounters(), WorkerLimits(), epoch.kept, epoch.seeds)
+    assert later.drawn == 2
+    found.append(indices_of(list(iterate(later))))
+    assert found == orders
+    assert epoch.started_workers == later.started_workers == 2
+    for group in later.kept:
+        group.end()
+
+
+def test_workers_that_would_start_after_the_end_of_an_epoch_start_in_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("autotune.online.epoch.MAX_LEAD", 0)
+    torch.manual_seed(3)
+    plain = make_loader(2, persistent_workers=True)
+    orders = [indices_of(list(plain)) for _ in range(2)]
+    torch.manual_seed(3)
+    loader, results = make_loader(2, persistent_workers=True), list[WorkerSettings | None]()
+
+    def change(epoch: Epoch) -> None:
+        if epoch.delivered > 11:
+            results.append(epoch.change(WorkerSettings(5, 1)))
+
+    epoch = make_epoch(loader)
+    found = [indices_of(list(iterate(epoch, change)))]
+    assert results == [None] * 4
+    own = own_settings(loader)
+    epoch = Epoch(loader, WorkerSettings(5, 1), own, WorkerCounters(), WorkerLimits(), epoch.kept, epoch.seeds)
+    found.append(indices_of(list(iterate(epoch, lambda one: one.delivered == 4 and one.change(WorkerSettings(5, 1))))))
+    assert found == orders
+    assert epoch.started_workers == 5
+    for group in epoch.kept:
+        group.end()
 
 
 def test_a_loader_without_workers_gets_some_and_loses_them_again() -> None:
