@@ -133,7 +133,7 @@ class Controller:
         are_enough = basis != self.own and costs.predict(fewer, cpus) > FEWER_RATIO * costs.predict(workers, cpus)
         slower = max((one.workers for one in self.windows if one.workers < workers), default=0)
         if fewer > slower and (are_crowded or are_enough):
-            tries.append(WorkerSettings(min(fewer, self._limit(prefetch, 0)), prefetch))
+            tries.append(WorkerSettings(fewer, prefetch))
         is_cheap = not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
         if is_cheap and costs.predict(0, cpus) > WORTHWHILE_GAIN * max(one.rate for one in self.windows.values()):
             tries.append(WorkerSettings(0, self.own.prefetch))

@@ -12,6 +12,7 @@ batches. If they cannot be started, the groups that run load all batches.
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import random
 import sys
@@ -64,6 +65,7 @@ class WorkerGroup:
 
     def __init__(self, settings: WorkerSettings, take: Callable[[WorkerGroup], Slot], *, is_own: bool) -> None:
         self.settings, self.is_own, self._take = settings, is_own, take  # own: the user's settings, whose errors count
+        self.started = settings.workers  # of which some may be idle
         self.planned = deque[Slot]()  # taken before all others
         self.pending, self.last, self.is_open = 0, -1, True  # batches under way; number of the last slot that it took
         self.first_worker = 0  # the id of its first worker
@@ -75,7 +77,7 @@ class WorkerGroup:
         return self
 
     def __next__(self) -> Any:
-        if self.pending > self.settings.batches:  # it had a higher prefetch factor
+        if self.pending > self.settings.batches:  # it had more workers, or a higher prefetch factor
             raise StopIteration
         slot = self.planned.popleft() if self.planned else self._take(self)
         self.last, slot.group = slot.number, self
@@ -90,18 +92,21 @@ class WorkerGroup:
         slot.group = self
         self.planned.append(slot)
 
-    def change_prefetch(self, prefetch: int) -> None:
-        """Have more or fewer batches under way in the same workers."""
-        self.settings = self.settings._replace(prefetch=prefetch)
-        self.iterator._prefetch_factor = max(prefetch, self.iterator._prefetch_factor)  # torch checks the upper bound
-        for _ in range(self.settings.batches - self.pending):
-            self.iterator._try_put_index()
+    def change(self, settings: WorkerSettings) -> None:
+        """Use this many of the started workers, with another prefetch factor; the others are idle."""
+        self.settings, iterator = settings, self.iterator
+        iterator._prefetch_factor = max(settings.prefetch, iterator._prefetch_factor)  # torch checks the upper bound
+        iterator._worker_queue_idx_cycle = itertools.cycle(range(settings.workers))
+        for _ in range(settings.batches - self.pending):
+            iterator._try_put_index()
 
     def restart(self, take: Callable[[WorkerGroup], Slot]) -> None:
         """Begin another epoch with the same workers; torch discards what they still load."""
-        self._take, self.pending, self.last, self.is_open = take, 0, -1, True
-        self.iterator._prefetch_factor = self.settings.prefetch
-        self.iterator = iter(self.loader)  # type: ignore[arg-type]  # its workers live
+        self.pending, self.last, self.is_open = 0, -1, True
+        planned, self.planned = self.planned, deque[Slot]()
+        self.iterator = iter(self.loader)  # type: ignore[arg-type]  # its workers live, and get nothing yet
+        self.planned, self._take = planned, take
+        self.change(self.settings)
 
     def rest(self) -> None:
         """Keep the workers for another epoch, and nothing of this one."""
@@ -182,7 +187,7 @@ class Epoch:
         if not kept:
             self._add(settings, [])
             return
-        self.started_workers = max(one.first_worker + one.settings.workers for one in kept)
+        self.started_workers = max(one.first_worker + one.started for one in kept)
         shares = [((at + 1) / one.settings.batches, one) for one in kept for at in range(one.settings.batches)]
         for group in kept:
             group.planned.clear()
@@ -194,7 +199,7 @@ class Epoch:
             group.restart(self._take)
 
     def change(self, settings: WorkerSettings) -> WorkerSettings | None:
-        """Change the workers at a boundary between batches, keeping those that may stay.
+        """Change the workers at a boundary between batches; those that are not needed end, or are idle in their group.
 
         Returns:
             The settings from now on, within the limits; None while an earlier change is under way, and if this one has
@@ -203,13 +208,10 @@ class Epoch:
         before, kept, most = self._list_open(), list[WorkerGroup](), settings.workers
         if not before or not self._can_change:
             return None
-        for group in sorted(before, key=lambda one: -one.settings.workers):
-            if bool(group.settings.workers) == bool(most) and group.settings.workers <= most - _count(kept):
-                kept.append(group)
-        is_prefetch_higher = any(one.settings.prefetch < settings.prefetch for one in kept)
-        if settings != self._own and (_count(kept) < most or is_prefetch_higher):
-            staying = 0 if is_prefetch_higher else _count(kept)
-            most = min(most, self._limits.most_workers(settings.prefetch, staying))
+        started = sum(one.started for one in before)
+        is_prefetch_higher = any(one.settings.prefetch < settings.prefetch for one in before)
+        if settings != self._own and (started < most or is_prefetch_higher):
+            most = min(most, self._limits.most_workers(settings.prefetch, 0 if is_prefetch_higher else started))
             self.failure = self.failure or self._limits.explain_shared_file()
             if self.failure or (most < settings.workers and most <= _count(before)):
                 return WorkerSettings(_count(before), before[0].settings.prefetch)
@@ -217,9 +219,12 @@ class Epoch:
         if most and all(one.settings.workers for one in before) and any(one.pending for one in before):
             rate = self.delivered / max(1e-9, self.returned_at - self._started_at)
             lead = min(MAX_LEAD, math.ceil(self._counters.start_seconds * rate))
-        for group in kept:
-            if most and group.settings.prefetch != settings.prefetch:
-                group.change_prefetch(settings.prefetch)
+        for group in before:
+            used = min(group.started, most - _count(kept))
+            if used:
+                group.change(WorkerSettings(used, settings.prefetch))
+            if used or not (group.started or most):
+                kept.append(group)
         missing = WorkerSettings(most - _count(kept), settings.prefetch)
         is_possible = (kept and not missing.workers) or self._add(missing, kept, lead)
         if self._is_too_late:

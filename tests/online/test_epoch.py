@@ -174,6 +174,30 @@ def test_another_prefetch_factor_keeps_the_workers_the_order_and_the_next_epoch(
         group.end()
 
 
+def test_fewer_workers_and_more_again_are_those_of_the_start() -> None:
+    torch.manual_seed(3)
+    plain = make_loader(4, persistent_workers=True)
+    orders = [indices_of(list(plain)) for _ in range(2)]
+    torch.manual_seed(3)
+    loader, under_way = make_loader(4, persistent_workers=True), list[int]()
+
+    def change(epoch: Epoch) -> None:
+        epoch.change(WorkerSettings(1 if epoch.delivered < 6 else 3, 2))
+        under_way.append(epoch.drawn - epoch.delivered)
+
+    epoch = make_epoch(loader)
+    found = [indices_of(list(iterate(epoch, change)))]
+    assert under_way[:8] == [8, 7, 6, 5, 4, 3, 6, 6]
+    own = own_settings(loader)
+    later = Epoch(loader, own, own, WorkerCounters(), WorkerLimits(), epoch.kept, epoch.seeds)
+    assert later.drawn == 6
+    found.append(indices_of(list(iterate(later))))
+    assert found == orders
+    assert epoch.started_workers == later.started_workers == 4
+    for group in later.kept:
+        group.end()
+
+
 def test_workers_that_would_start_after_the_end_of_an_epoch_start_in_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
