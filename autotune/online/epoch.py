@@ -94,9 +94,11 @@ class WorkerGroup:
 
     def change(self, settings: WorkerSettings) -> None:
         """Use this many of the started workers, with another prefetch factor; the others are idle."""
-        self.settings, iterator = settings, self.iterator
+        idle, iterator = range(self.settings.workers, settings.workers), self.iterator
+        self.settings = settings
         iterator._prefetch_factor = max(settings.prefetch, iterator._prefetch_factor)  # torch checks the upper bound
-        iterator._worker_queue_idx_cycle = itertools.cycle(range(settings.workers))
+        in_turn = itertools.cycle(range(settings.workers))
+        iterator._worker_queue_idx_cycle = itertools.chain([*idle] * settings.prefetch, in_turn)
         for _ in range(settings.batches - self.pending):
             iterator._try_put_index()
 
@@ -384,6 +386,7 @@ class Epoch:
             group.iterator = iter(group.loader)
         self._groups.append(group)
         self.started_workers += group.settings.workers
+        self._counters.workers = max(self._counters.workers, self.started_workers)
 
     def _make_loader(self, group: WorkerGroup) -> DataLoader[Any]:
         given, (workers, prefetch) = self._loader, group.settings

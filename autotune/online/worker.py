@@ -27,6 +27,7 @@ class WorkerCounters:
 
     def __init__(self) -> None:
         self._values = RawArray("d", MAX_WORKERS * _FIELDS)
+        self.workers = 0  # started so far in an epoch, at most
 
     def add_batch(self, worker: int, seconds: float, cpu_seconds: float) -> None:
         """Count a batch of a worker that took this long."""
@@ -44,7 +45,7 @@ class WorkerCounters:
 
     def total(self) -> tuple[float, float, float]:
         """Return the batches of all workers, their seconds, and their CPU seconds."""
-        values = self._values[:]
+        values = self._values[: min(self.workers, MAX_WORKERS) * _FIELDS]  # all would take 100 us
         return sum(values[::_FIELDS]), sum(values[1::_FIELDS]), sum(values[2::_FIELDS])
 
 

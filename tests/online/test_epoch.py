@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, get_worker_info
 
 from autotune.online.attach import autopilot
 from autotune.online.epoch import Epoch, EpochIterator, WorkerSettings
@@ -196,6 +196,27 @@ def test_fewer_workers_and_more_again_are_those_of_the_start() -> None:
     assert epoch.started_workers == later.started_workers == 4
     for group in later.kept:
         group.end()
+
+
+class WorkerIds(Dataset[int]):
+    """Samples that are the id of the worker that loads them."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        info = get_worker_info()
+        return -1 if info is None else info.id
+
+
+def test_idle_workers_get_the_next_batches_when_they_are_used_again() -> None:
+    epoch = make_epoch(DataLoader(WorkerIds(), batch_size=None, num_workers=4))
+
+    def change(epoch: Epoch) -> None:
+        if epoch.delivered in (4, 14):
+            epoch.change(WorkerSettings(1 if epoch.delivered == 4 else 4, 2))
+
+    assert list(iterate(epoch, change))[10:26] == [2, 3, 0, 0, 0, 0, 1, 2, 3, 1, 2, 3, 0, 1, 2, 3]
 
 
 def test_workers_that_would_start_after_the_end_of_an_epoch_start_in_the_next_one(
