@@ -45,7 +45,7 @@ ROUNDS: Final = 3
 EPOCH_SECONDS: Final = 20.0  # at the settings that trials chose
 KEEP_EPOCH_SECONDS: Final = 5.0
 OVERHEAD_BATCHES: Final = 3000
-OVERHEAD_ROUNDS: Final = 9
+OVERHEAD_ROUNDS: Final = 21
 
 
 class Case(FrozenModel):
