@@ -97,8 +97,8 @@ class WorkerGroup:
         idle, iterator = range(self.settings.workers, settings.workers), self.iterator
         self.settings = settings
         iterator._prefetch_factor = max(settings.prefetch, iterator._prefetch_factor)  # torch checks the upper bound
-        in_turn = itertools.cycle(range(settings.workers))
-        iterator._worker_queue_idx_cycle = itertools.chain([*idle] * settings.prefetch, in_turn)
+        cycle = itertools.cycle(range(settings.workers))
+        iterator._worker_queue_idx_cycle = itertools.chain([*idle] * settings.prefetch, cycle)
         for _ in range(settings.batches - self.pending):
             iterator._try_put_index()
 
