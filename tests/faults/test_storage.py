@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_file, save_profile
 from tests.builders import make_profile
 from tests.faults.capabilities import wrap_in_mount
@@ -29,6 +30,10 @@ def run_on_small_disk(workdir: Path, how: str, *options: str) -> subprocess.Comp
     command = make_command(*words, *BRIEF, *options, dataset="tests.faults.hostile:make_vandal")
     script = f'"$@"; code=$?; ls -A {small} >listing; exit $code'
     return run(wrap_in_mount("size=512k", ["sh", "-c", script, "sh", *command], str(small)), trigger.touch)
+
+
+def measured(profile: TunedProfile) -> set[float | None]:
+    return {trial.samples_per_second for trial in profile.search.trials}
 
 
 def count_trials(file: Path) -> int:
@@ -81,11 +86,13 @@ def test_a_run_whose_study_is_deleted_is_saved_and_continued_by_the_same_command
     assert finished.returncode == 2, finished.stderr
     assert finished.stderr.count("The study in sqlite:///studies.db cannot be used any more: ") == 1
     assert "Traceback" not in finished.stderr
-    assert not read_file(workdir / "dltune.json").profiles[0].is_validated
+    (unfinished,) = read_file(workdir / "dltune.json").profiles
+    assert not unfinished.is_validated
     again = run(command)
     assert again.returncode == 0, again.stderr
-    assert read_file(workdir / "dltune.json").profiles[0].is_validated
-    assert count_trials(workdir / "dltune.json") == 2
+    (continued,) = read_file(workdir / "dltune.json").profiles
+    assert continued.is_validated
+    assert measured(unfinished) <= measured(continued)
 
 
 @pytest.mark.fault("Another dltune.json")
