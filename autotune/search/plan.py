@@ -11,7 +11,13 @@ from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest
-from autotune.search.cost_model import ResourceModel, batch_samples, predict_throughput
+from autotune.search.cost_model import (
+    SPINNING_WORKERS,
+    ResourceModel,
+    batch_samples,
+    has_spinning_step,
+    predict_throughput,
+)
 from autotune.search.space import SearchSpace, nearest_choice, plan_space
 from autotune.settings import SETTINGS, config_from_values, describe_difference, setting_values
 from autotune.system.machine import Hardware, MachineProfile, count_whole_cpus
@@ -123,21 +129,22 @@ class Plan:
         if not fastest:
             return [baseline]
         rates = {count: self.predict(config) for count, config in fastest.items()}
-        first = [nearest_choice(count, list(fastest)) for count in choose_first_workers(rates)]
+        first = [nearest_choice(count, list(fastest)) for count in choose_first_workers(rates, self.workload)]
         cpus = nearest_choice(count_whole_cpus(self.usable_cpus), counts)
         usual = nearest_choice(SETTINGS["batch_size"].recommended, sizes)
         common = [config for config in fitting[cpus] if config.dataloader.batch_size == usual]
         return list(dict.fromkeys([baseline, *(fastest[count] for count in first), *common, *fitting[first[0]]]))
 
 
-def choose_first_workers(rates: dict[int, float]) -> list[int]:
+def choose_first_workers(rates: dict[int, float], workload: WorkloadProfile) -> list[int]:
     """Return the numbers of workers to try first, from the predicted throughput of each.
 
     The fewest that are predicted to be nearly the fastest come first, then half and 1.5 times as many, because the
-    model may be wrong by a factor of two.
+    model may be wrong by a factor of two; many more beside a step whose threads spin.
     """
     enough = min(count for count, rate in rates.items() if rate >= NEAR_OPTIMAL_RATIO * max(rates.values()))
-    return [round(enough * factor) for factor in (1.0, 0.5, 1.5)]
+    more = max(round(1.5 * enough), SPINNING_WORKERS if has_spinning_step(workload) else 0)
+    return [enough, round(0.5 * enough), more]
 
 
 def make_plan(request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets) -> Plan:

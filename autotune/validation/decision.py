@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from autotune.config import Interval, LoaderConfig
 from autotune.profiles.schema import Contribution
+from autotune.search.cost_model import has_spinning_step
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.settings import describe_difference, differing_settings
@@ -47,7 +48,8 @@ def select_candidates(
     """Select the configurations that deserve a second measurement; none if no trial completed.
 
     These are the best; its variants in order, with default values and with unchanged training; the one with the fewest
-    workers near the best; and the next best up to `MIN_CANDIDATES`. The expected throughput, in samples per second,
+    workers near the best, and with the most beside a step whose threads spin; and the next best up to `MIN_CANDIDATES`.
+    The expected throughput, in samples per second,
     replaces the measured one. If non-default settings are not expected to gain, their variant replaces the best.
     """
     rates = {one.config: expected.get(one.config, one.samples_per_second) for one in records if one.is_feasible}
@@ -62,7 +64,10 @@ def select_candidates(
     if plan.list_training_changes(variants[1]):  # the batch size, which a default variant shares
         variants.append(plan.keep_training(next((one for one in ranked if not plan.list_training_changes(one)), top)))
     near = [config for config in ranked if rates[config] >= NEAR_BEST_RATIO * rates[top]]
-    variants.append(plan.default_variant(min(near, key=lambda config: config.dataloader.num_workers)))
+    near.sort(key=lambda config: config.dataloader.num_workers)
+    variants.append(plan.default_variant(near[0]))
+    if has_spinning_step(plan.workload):  # short trials of such a step differ by as much as numbers of workers do
+        variants.append(plan.default_variant(near[-1]))
     selected = dict.fromkeys([best, *(config for config in variants if config in rates or is_allowed(config))])
     rest = [config for config in ranked if rates[config] >= MIN_CANDIDATE_RATIO * rates[top] and config not in selected]
     return [*selected, *rest[: max(0, MIN_CANDIDATES - len(selected))]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.profiles import schema
 from autotune.protocol.statistics import NORMAL_QUANTILE
 from autotune.protocol.workload_profile import identify
-from autotune.search.cost_model import batch_samples, find_bottleneck, max_useful_workers
+from autotune.search.cost_model import batch_samples, find_bottleneck, has_spinning_step, max_useful_workers
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord, find_best
 from autotune.settings import SETTINGS, describe_config, setting_values
@@ -31,7 +32,6 @@ IO_CPU_SHARE: Final = 0.5  # CPU share below which a sample mostly waits
 COLLATE_SHARE: Final = 0.25  # of loading; below it a faster collate_fn hardly helps
 MAX_LINES: Final = 3
 WORTHWHILE_GAIN: Final = 1.05  # predicted gain from which a larger limit is worth mentioning
-THREADED_STEP_CPUS: Final = 1.2  # CPUs that the step keeps busy; above it, its threads slow the workers down
 
 
 def build_profile(
@@ -227,6 +227,11 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
             f"The dataset may change between epochs ({workload.epoch_state}), and persistent workers would keep their "
             "copies of it. If it does not change, try --set persistent_workers=true."
         )
+    if bottleneck == "cpu" and has_spinning_step(workload) and "OMP_WAIT_POLICY" not in os.environ:
+        yield (
+            f"The step keeps {workload.step_cpus:.1f} CPUs busy, also while its threads wait for each other: try "
+            "OMP_WAIT_POLICY=PASSIVE in the environment, or torch.set_num_threads(1)."
+        )
     is_slow = workload.cpu_share < IO_CPU_SHARE and (is_loading or bottleneck == "epoch")
     if is_slow and workload.kind == "map" and not workload.has_getitems and workload.batching != "user":
         yield (
@@ -244,8 +249,6 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
         yield f"Loading spends its time in your code: {named}."
     if is_loading and loader.num_workers:
         yield from _find_limit(plan, config, size)
-    if bottleneck == "cpu" and workload.step_cpus >= THREADED_STEP_CPUS:
-        yield f"The step keeps {workload.step_cpus:.1f} CPUs busy: limit its threads with torch.set_num_threads(1)."
     if bottleneck == "epoch":
         keep = "" if loader.persistent_workers or workload.epoch_state else "set persistent_workers=True, or "
         yield f"Every short epoch fills the queue again: {keep}use a sampler that repeats the data in one epoch."

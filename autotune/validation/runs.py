@@ -28,7 +28,6 @@ MIN_RUNS: Final = 2
 MAX_RUNS: Final = 5  # while the interval of the speedup includes 1, corrected for looking at it after every run
 MAX_SCATTERED_RUNS: Final = 3  # while only the fastest one's runs differ: one outlier does not move a median of three
 VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
-CLEAR_SPEEDUP: Final = 1.3  # a smaller one is worth more runs if its interval includes 1
 FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it the baseline's precision does not matter,
 SLOW_BASELINE_SHARE: Final = 0.5  # and it gets this share of a trial's time
 MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; above it another run is worth its time
@@ -256,7 +255,7 @@ def _plan_next_run(
     floor = DROP_BELOW_RATIO.get(runs, 0.0) * best.rate
     candidates = [one for one in candidates if one in needed or one.rate >= floor]
     speedup, interval = (1.0, None) if not candidates or not baseline.rate else best.compare(baseline, field, MAX_RUNS)
-    is_uncertain = interval is not None and 1 < speedup < CLEAR_SPEEDUP and interval[0] <= 1
+    is_uncertain = interval is not None and speedup > 1 and interval[0] <= 1
     rates = best.rates.values() or (1.0,)
     is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
     goes_on = runs < MIN_RUNS or (is_uncertain and runs < MAX_RUNS)

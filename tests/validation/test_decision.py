@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from autotune.config import Interval, LoaderConfig
+from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.validation.decision import Decision, decide, select_candidates
 from autotune.validation.runs import CandidateRuns, Validation
-from tests.builders import GIB, make_candidate, make_config, make_result
+from tests.builders import GIB, make_candidate, make_config, make_result, make_workload
 from tests.search.formulas import make_test_plan
 
 BASELINE = make_config(0)
@@ -49,15 +50,21 @@ def select(*rates: tuple[LoaderConfig, float], **options: Any) -> list[LoaderCon
     return select_from([make_record(config, rate) for config, rate in rates], **options)
 
 
-def select_from(records: Sequence[TrialRecord], **options: Any) -> list[LoaderConfig]:
+def select_from(records: Sequence[TrialRecord], plan: Plan = PLAN, **options: Any) -> list[LoaderConfig]:
     usually: dict[str, Any] = {"is_allowed": lambda config: True, "expected": {}, "predict_speedups": expect_gain(2.0)}
-    return select_candidates(records, PLAN, **usually | options)
+    return select_candidates(records, plan, **usually | options)
 
 
 def test_the_best_and_the_one_with_the_fewest_workers_near_it_are_selected() -> None:
     rates = {1: 500.0, 2: 930.0, 4: 960.0, 8: 1000.0, 16: 990.0}
     assert select(*((usual(workers), rate) for workers, rate in rates.items())) == [usual(8), usual(2)]
     assert select((usual(2), 1000.0), (usual(4), 960.0), (usual(8), 990.0)) == [usual(2), usual(8)]
+
+
+def test_the_most_workers_near_the_best_are_selected_beside_a_step_whose_threads_spin() -> None:
+    spinning = make_test_plan(make_workload(cpu_share=1.0, step_cpus=1.9), fixed={})
+    rates = ((usual(1), 930.0), (usual(2), 1000.0), (usual(8), 960.0), (usual(16), 900.0))
+    assert select(*rates, plan=spinning) == [usual(2), usual(1), usual(8)]
 
 
 def test_the_variants_of_the_best_are_selected_even_if_the_search_never_tried_them() -> None:

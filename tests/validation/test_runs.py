@@ -148,6 +148,13 @@ def test_a_gain_in_doubt_gets_all_runs_of_all_configurations() -> None:
     assert {tuple(one.rates) for one in found.measured} == {tuple(range(1, MAX_RUNS + 1))}
 
 
+def test_a_large_gain_is_in_doubt_as_well_if_its_runs_scatter_so_far_that_its_interval_includes_one() -> None:
+    found, _ = validate_with(
+        lambda config, number: (300.0 if number % 2 else 120.0) if config in (FEW, MANY) else 100.0
+    )
+    assert found.runs == MAX_RUNS
+
+
 def test_a_failed_run_is_repeated_under_its_number_and_a_second_failure_rules_the_configuration_out() -> None:
     once, _ = validate_with(lambda config, number: None if (config, number) == (MANY, 0) else steady(config, number))
     assert [one.config for one in once.candidates] == [MANY]
