@@ -37,6 +37,8 @@ PARTS: Final = ("start", "choice", "keep", "overhead")
 STARTS: Final = (0, 2, 12, 24)
 GRID: Final = (0, 2, 8, 12, 14, 16, 20, 24)
 LATE: Final = 0.6  # the last 40% of a run
+WARM_UP: Final = 0.1  # of a plain run
+LONG_WAIT: Final = 1.5  # times the longest of the waits before
 START_SECONDS: Final = 90.0
 CHOICE_SECONDS: Final = 60.0
 PLAIN_SECONDS: Final = 15.0
@@ -64,7 +66,8 @@ class Case(FrozenModel):
         plain_rate: Of each run of the plain loader with the best settings, without its first 10% (the whole run in the
             part `keep`).
         default_rate: Of the plain loader without workers; None if it was not measured.
-        longest_waits: After each change, the longest wait over the longest of the 40 before, forks not counted.
+        longest_waits: After each change, the longest of 40 waits over the longest of the 40 before, forks not counted.
+        plain_longest_waits: The same after every 40 batches of the plain loader.
         timeline: Batches in each second of the run.
     """
 
@@ -80,6 +83,7 @@ class Case(FrozenModel):
     plain_rate: tuple[float, ...]
     default_rate: float | None = None
     longest_waits: tuple[float, ...]
+    plain_longest_waits: tuple[float, ...] = ()
     timeline: tuple[int, ...] = ()
 
     @property
@@ -92,20 +96,21 @@ def measure_start(offline: dict[str, WorkloadResult]) -> list[Case]:
     """Compare runs from several numbers of workers with the best of a grid."""
     name = "tutorial"
     batches = round(EPOCH_SECONDS * offline_rate(offline[name]))
-    rates: dict[int, list[float]] = {}
+    grid: dict[int, list[OnlineRun]] = {}
     for _ in range(2):
         for workers in GRID:
             job = OnlineJob(
                 workload=name, workers=workers, is_tuned=False, seconds=PLAIN_SECONDS, epoch_batches=batches
             )
-            rates.setdefault(workers, []).append(train_online(job).rate(0.1))
-    best = max(rates, key=lambda workers: statistics.median(rates[workers]))
-    say(f"{name}: grid " + ", ".join(f"{workers}: {statistics.median(found):.1f}" for workers, found in rates.items()))
+            grid.setdefault(workers, []).append(train_online(job))
+    rates = {workers: statistics.median(one.rate(WARM_UP) for one in runs) for workers, runs in grid.items()}
+    best = max(rates, key=lambda workers: rates[workers])
+    say(f"{name}: grid " + ", ".join(f"{workers}: {rate:.1f}" for workers, rate in rates.items()))
     cases = []
     for start in STARTS:
         job = OnlineJob(workload=name, workers=start, is_tuned=True, seconds=START_SECONDS, epoch_batches=batches)
-        case = make_case("start", name, start, [train_online(job)], rates[best], LATE)
-        cases.append(show(case.model_copy(update={"default_rate": statistics.median(rates[0])})))
+        case = make_case("start", name, start, [train_online(job)], grid[best])
+        cases.append(show(case.model_copy(update={"default_rate": rates[0]})))
     return cases
 
 
@@ -115,24 +120,18 @@ def measure_choice(offline: dict[str, WorkloadResult], name: str) -> Case:
     tuned = OnlineJob(workload=name, workers=2, is_tuned=True, seconds=CHOICE_SECONDS, epoch_batches=batches)
     plain = make_plain(found, batches, PLAIN_SECONDS)
     before, run, after = train_online(plain), train_online(tuned), train_online(plain)
-    return show(make_case("choice", name, 2, [run], [before.rate(0.1), after.rate(0.1)], LATE))
+    return show(make_case("choice", name, 2, [run], [before, after]))
 
 
 def measure_keep(offline: dict[str, WorkloadResult], name: str) -> Case:
     """Compare whole runs from the settings that trials chose with plain ones, alternating."""
     given = make_plain(offline[name], round(KEEP_EPOCH_SECONDS * offline_rate(offline[name])), KEEP_SECONDS)
-    rate = train_online(given.model_copy(update={"seconds": PLAIN_SECONDS})).rate(0.1)  # epochs were shorter in trials
-    plain = given.model_copy(update={"epoch_batches": round(KEEP_EPOCH_SECONDS * rate)})
+    first = train_online(given.model_copy(update={"seconds": PLAIN_SECONDS}))  # epochs were shorter in trials
+    plain = given.model_copy(update={"epoch_batches": round(KEEP_EPOCH_SECONDS * first.rate(WARM_UP))})
     tuned = plain.model_copy(update={"is_tuned": True})
-    runs, rates = list[OnlineRun](), list[float]()
-    for number in range(ROUNDS):
-        for job in ((plain, tuned), (tuned, plain))[number % 2]:
-            run = train_online(job)
-            if job.is_tuned:
-                runs.append(run)
-            else:
-                rates.append(run.rate())
-    return show(make_case("keep", name, plain.workers, runs, rates, 0.0))
+    runs = [train_online(job) for number in range(ROUNDS) for job in ((plain, tuned), (tuned, plain))[number % 2]]
+    are_tuned, are_plain = ([one for one in runs if one.is_tuned is wanted] for wanted in (True, False))
+    return show(make_case("keep", name, plain.workers, are_tuned, are_plain, is_whole=True))
 
 
 def offline_rate(found: WorkloadResult) -> float:
@@ -153,9 +152,11 @@ def make_plain(found: WorkloadResult, epoch_batches: int, seconds: float) -> Onl
     )
 
 
-def make_case(part: str, name: str, start: int, runs: list[OnlineRun], plain: list[float], late: float) -> Case:
-    """Sum up the runs of a comparison."""
-    run = runs[0]
+def make_case(
+    part: str, name: str, start: int, runs: list[OnlineRun], plain: list[OnlineRun], *, is_whole: bool = False
+) -> Case:
+    """Sum up the runs of a comparison of late rates, or of whole runs."""
+    run, late, warm_up = runs[0], 0.0 if is_whole else LATE, 0.0 if is_whole else WARM_UP
     return Case(
         part=part,
         workload=name,
@@ -166,8 +167,9 @@ def make_case(part: str, name: str, start: int, runs: list[OnlineRun], plain: li
         settled_batches=run.settled_at,
         rate=tuple(one.rate(late) for one in runs),
         whole_rate=run.rate(0.0, min(1.0, 60.0 / run.ends[-1])),
-        plain_rate=tuple(plain),
+        plain_rate=tuple(one.rate(warm_up) for one in plain),
         longest_waits=tuple(ratio for one in runs for ratio in one.longest_waits),
+        plain_longest_waits=tuple(ratio for one in plain for ratio in one.longest_waits),
         timeline=tuple(sum(second <= one < second + 1 for one in run.ends) for second in range(int(run.ends[-1]))),
     )
 
@@ -228,6 +230,13 @@ def format_cases(cases: Sequence[Case]) -> str:
         for part, found in shares.items()
         if found
     ]
+    for name, ratios in (
+        ("after a change", [ratio for one in cases for ratio in one.longest_waits]),
+        ("without one", [ratio for one in cases for ratio in one.plain_longest_waits]),
+    ):
+        if ratios:
+            longer = sum(ratio > LONG_WAIT for ratio in ratios) / len(ratios)
+            lines.append(f"waits {name}: {longer:.0%} of {len(ratios)} longer than {LONG_WAIT} times those before")
     return "\n".join(lines)
 
 

@@ -22,6 +22,7 @@ from benchmarks.training import ROOT, make_environment, make_step
 from benchmarks.workloads.catalogue import find_workload
 
 MAX_SECONDS: Final = 120.0  # beyond the training itself
+NEXT_BATCHES: Final = 40  # whose waits are compared with those of as many before
 
 
 class OnlineJob(FrozenModel):
@@ -77,6 +78,7 @@ class OnlineRun(FrozenModel):
     """A run.
 
     Attributes:
+        is_tuned: Whether the autopilot ran.
         ends: Seconds from the start to the end of each step.
         waits: Seconds in which the loop waited for each batch.
         changes: Changes of the workers.
@@ -86,6 +88,7 @@ class OnlineRun(FrozenModel):
         prefetch: `prefetch_factor` at the end.
     """
 
+    is_tuned: bool
     ends: tuple[float, ...]
     waits: tuple[float, ...]
     changes: tuple[Change, ...] = ()
@@ -106,12 +109,19 @@ class OnlineRun(FrozenModel):
 
     @property
     def longest_waits(self) -> list[float]:
-        """For each change, the longest of the next 40 waits over the longest of the 40 before, forks not counted."""
+        """The longest of 40 waits over the longest of the 40 before: after each change, forks not counted.
+
+        In a run that is not tuned: after every 40 batches, as a comparison.
+        """
+        places = [(one.batch, one.seconds) for one in self.changes]
+        if not self.is_tuned:
+            places = [(batch, 0.0) for batch in range(NEXT_BATCHES, len(self.waits) - NEXT_BATCHES, NEXT_BATCHES)]
         ratios = list[float]()
-        for one in self.changes:
-            before, after = self.waits[max(0, one.batch - 40) : one.batch], list(self.waits[one.batch : one.batch + 40])
+        for batch, seconds in places:
+            before = self.waits[max(0, batch - NEXT_BATCHES) : batch]
+            after = list(self.waits[batch : batch + NEXT_BATCHES])
             if before and after:
-                after[0] -= one.seconds
+                after[0] -= seconds
                 ratios.append(max(after) / max(before))
         return ratios
 
@@ -157,6 +167,7 @@ def train(job: OnlineJob) -> OnlineRun:
         final, windows = controller.settings, controller.windows
         rates = {f"w={one.workers} pf={one.prefetch}": window.rate for one, window in windows.items()}
     return OnlineRun(
+        is_tuned=job.is_tuned,
         ends=tuple(ends),
         waits=tuple(waits),
         changes=tuple(changes),

@@ -68,15 +68,24 @@ def make_command(workload: BenchWorkload) -> list[str]:
     return [sys.executable, "-m", "autotune", *options, "--json"]
 
 
-def run_dltune(workload: BenchWorkload) -> Choice:
-    """Run dltune in an empty folder; raises subprocess.CalledProcessError if it fails."""
+def tune_profile(workload: BenchWorkload) -> tuple[TunedProfile, float]:
+    """Run dltune in an empty folder; return its profile and the seconds that it took.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         finished = subprocess.run(
             make_command(workload), check=True, capture_output=True, text=True, cwd=folder, env=make_environment()
         )
         seconds = time.monotonic() - started
-    profile = TunedProfile.model_validate_json(finished.stdout)
+    return TunedProfile.model_validate_json(finished.stdout), seconds
+
+
+def run_dltune(workload: BenchWorkload) -> Choice:
+    """Run dltune in an empty folder; raises subprocess.CalledProcessError if it fails."""
+    profile, seconds = tune_profile(workload)
     return Choice(
         tuner="dltune",
         config=profile.config,
