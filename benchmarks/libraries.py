@@ -10,6 +10,7 @@ the validation trains instead: the whole runs show whether no change was right.
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import median
+from statistics import NormalDist, fmean, median, variance
 from typing import Final, NamedTuple
 
 from pydantic import TypeAdapter
@@ -25,12 +26,16 @@ from pydantic import TypeAdapter
 from autotune import TunedProfile
 from autotune.config import FrozenModel, Interval, LoaderConfig
 from autotune.profiles.store import save_profile
+from autotune.protocol.statistics import blend_spread
 from autotune.settings import describe_config
 from benchmarks.library_training import STEP_SECONDS
 from benchmarks.tables import format_table, say
 from benchmarks.training import make_environment
 
 RESULTS: Final = Path("benchmarks/results/libraries.json")
+TOLERANCE: Final = 0.08  # of a prediction
+MEDIAN_ERROR: Final = 0.67  # standard error of a median of three normal values, in standard deviations of one
+PRIOR_WEIGHT: Final = 2.0  # degrees of freedom: as many as three pairs have
 COMPARED: Final = "compared.json"  # tuned file with the configuration that trains whole runs
 
 
@@ -205,10 +210,33 @@ def _run(command: Sequence[str], folder: str) -> str:
     return finished.stdout
 
 
+def expect_within(results: Sequence[LibraryResult], tolerance: float) -> float:
+    """Return how many predictions would be within the tolerance if each was the true speedup.
+
+    The measured speedup is a median of pairs, which scatter; that of all cases is the prior for each.
+    """
+    logs = [
+        [math.log(tuned / was) for was, tuned in zip(one.baseline_runs, one.tuned_runs, strict=True)] for one in results
+    ]
+    usual = math.sqrt(fmean(map(variance, logs)))
+    errors = (MEDIAN_ERROR * blend_spread(one, usual, PRIOR_WEIGHT)[0] for one in logs)
+    return sum(2 * NormalDist(0.0, error).cdf(math.log1p(tolerance)) - 1 for error in errors)
+
+
 def format_results(results: Sequence[LibraryResult]) -> str:
-    """Return the table of all loaders."""
+    """Return the table of all loaders, and how many predictions are right."""
     head = ("library", "case", "given by", "measured", "choice", "predicted", "whole runs", "error")
-    return format_table(head, [_format_row(result) for result in results])
+    table = format_table(head, [_format_row(result) for result in results])
+    compared = [one for one in results if one.deviation is not None and len(one.tuned_runs) > 1]
+    if not compared:
+        return table
+    within = sum(abs(one.deviation or 0.0) <= TOLERANCE for one in compared)
+    seconds = [one.tuning_seconds for one in results]
+    return (
+        f"{table}\n\n{within} of {len(compared)} predictions within {TOLERANCE:.0%} of whole runs; of perfect ones, "
+        f"{expect_within(compared, TOLERANCE):.1f} at this scatter of the runs. Tuning: median {median(seconds):.0f} s, "
+        f"longest {max(seconds):.0f} s."
+    )
 
 
 def _format_row(result: LibraryResult) -> tuple[str, ...]:

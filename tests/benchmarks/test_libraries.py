@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.libraries import LIBRARIES, LibraryResult, find_compared, format_results
+from benchmarks.libraries import LIBRARIES, LibraryResult, expect_within, find_compared, format_results
 from benchmarks.library_training import find_loaders, train
 from benchmarks.workloads.libraries import made_once
 from benchmarks.workloads.libraries.arrays import memory_mapped_tokens
@@ -35,10 +35,17 @@ RESULT = LibraryResult(
 def test_a_row_has_the_predicted_speedup_if_any_and_that_of_whole_runs_which_is_the_median_of_pairs() -> None:
     assert RESULT.true_speedup == pytest.approx(1.5)
     assert RESULT.deviation == pytest.approx(0.0)
-    assert re.search(r"\| w=2 pf=2 bs=32 +\| 1.50x +\| 1.50x +\| \+0.0% +\|$", format_results([RESULT]))
+    assert re.search(r"\| w=2 pf=2 bs=32 +\| 1.50x +\| 1.50x +\| \+0.0% +\|$", format_results([RESULT]), re.MULTILINE)
     kept = RESULT.model_copy(update={"speedup": None, "decision": "no_change"})
     assert kept.deviation is None
     assert re.search(r"\| no change +\| 1.50x +\| +\|$", format_results([kept]))
+
+
+def test_perfect_predictions_of_runs_that_scatter_are_not_all_within_the_tolerance() -> None:
+    quiet = RESULT.model_copy(update={"baseline_runs": (100.0,) * 3, "tuned_runs": (150.0, 151.0, 152.0)})
+    assert expect_within([quiet] * 10, 0.08) == pytest.approx(10.0)
+    assert 2.0 < expect_within([RESULT] * 10, 0.08) < 5.0
+    assert "1 of 1 predictions within 8% of whole runs; of perfect ones, 0." in format_results([RESULT])
 
 
 def test_if_no_change_is_recommended_the_best_other_candidate_is_compared() -> None:
