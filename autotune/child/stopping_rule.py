@@ -12,15 +12,14 @@ from typing import Final
 
 from autotune.protocol.measurement import EpochTrace, Measurement, StopReason
 from autotune.protocol.messages import TrialRequest
-from autotune.protocol.throughput import estimate, measure_steady, throughput_upper_bound
+from autotune.protocol.throughput import count_slow_epochs, estimate, measure_steady, throughput_upper_bound
 
 FIRST_EPOCH_SHARE: Final = 0.6  # of the trial's time, if later epochs follow
 MIN_SNAPSHOT_INTERVAL_SECONDS: Final = 0.1
 MAX_EPOCH_BATCHES: Final = 4096  # keeps the record small
 ABANDON_FACTOR: Final = 2.0  # of the trial's time; then the queue is not even drained
 ROUND_FACTOR: Final = 2.0  # of that time: until then the trial waits for the workers' round
-MIN_LATER_EPOCHS: Final = 2
-MAX_OVERTIME_RATIO: Final = 0.5  # of the trial's time, for a third epoch: the second is often slower than the rest
+MAX_OVERTIME_RATIO: Final = 0.5  # of the trial's time, for an epoch after those that are slow
 UNLIMITED_BATCHES: Final = 1 << 62
 
 
@@ -86,14 +85,15 @@ class StoppingRule:
             return "done" if traces[-1].closed_after is None else "precise" if self._knows_pace else "time"
         measurement = Measurement(epochs=tuple(traces), epoch_batches=self.epoch_batches, stopped="time")
         ahead = estimate(measurement, self.request.config, self.request.epochs)
-        if len(traces) > MIN_LATER_EPOCHS and ahead.relative_error <= self.request.precision:
+        has_later = len(traces) > count_slow_epochs(self.request.config, self.epoch_batches)
+        if has_later and ahead.relative_error <= self.request.precision:
             return "precise"
         if len(traces) > 1 and ahead.samples_per_second * (1 + ahead.relative_error) < self._floor:
             return "pruned"
         left, overtime = self.request.seconds - elapsed, MAX_OVERTIME_RATIO * self.request.seconds
         if ahead.epoch_seconds <= left:
             return UNLIMITED_BATCHES
-        if len(traces) > MIN_LATER_EPOCHS or left < -overtime:
+        if has_later or left < -overtime:
             return "time"
         if ahead.epoch_seconds <= left + overtime and traces[-1].closed_after is None:
             return UNLIMITED_BATCHES

@@ -125,6 +125,12 @@ def test_a_trial_continues_with_whole_epochs_until_its_throughput_is_known_or_it
     assert make_rule(**request_).next_epoch_batches(traces, elapsed) == plan
 
 
+def test_a_trial_of_more_workers_than_batches_continues_until_each_worker_has_loaded_two() -> None:
+    rule = make_rule(**SHORT, config=make_config(16, persistent_workers=True))
+    plans = [rule.next_epoch_batches([WHOLE] * epochs, 3.1) for epochs in (3, 4, 5)]
+    assert plans == [UNLIMITED_BATCHES, UNLIMITED_BATCHES, "time"]
+
+
 @pytest.mark.parametrize("elapsed", [1.9, 3.1])
 def test_mini_epochs_show_the_start_of_an_epoch_if_a_whole_one_does_not_fit(elapsed: float) -> None:
     plan = make_rule(epoch_batches=10_000, config=make_config(4, 2)).next_epoch_batches([LONG], elapsed)

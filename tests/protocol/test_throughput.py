@@ -94,6 +94,16 @@ def test_a_run_is_composed_of_its_first_epoch_and_later_ones(
     assert found.epoch_seconds == pytest.approx(epoch_seconds)
 
 
+@pytest.mark.parametrize(("workers", "persistent", "slow"), [(4, True, 2), (16, True, 4), (16, False, 2)])
+def test_epochs_in_which_persistent_workers_load_their_first_batches_do_not_count_as_later_ones(
+    workers: int, persistent: bool, slow: int
+) -> None:
+    traces = [make_trace([2 * PACE] * 10)] * slow + [make_trace([PACE] * 10)]
+    config = make_config(workers, persistent_workers=persistent)
+    found = estimate(make_measurement(*traces, epoch_batches=10), config, 10)
+    assert found.epoch_seconds == pytest.approx(10 * PACE)
+
+
 @pytest.mark.parametrize(
     ("gaps", "seconds", "error"),
     [
