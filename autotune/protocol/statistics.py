@@ -16,6 +16,7 @@ from autotune.config import CONFIDENCE, Interval
 ROUND_SPREAD: Final = 0.045  # prior of the relative spread of whole runs in fresh processes; measured 1% to 9%
 ROUND_WEIGHT: Final = 2  # degrees of freedom of the prior
 OTHERS_WEIGHT: Final = 0.5  # of each degree of freedom of other configurations: their spread is similar, not equal
+TRAINING_SHARE: Final = 0.25  # of the variance of a run, by which the training itself varies
 TAIL: Final = (1 - CONFIDENCE) / 2  # probability on either side of an interval
 NORMAL_QUANTILE: Final = statistics.NormalDist().inv_cdf(1 - TAIL)  # half-width of an interval, standard deviations
 
@@ -51,12 +52,12 @@ def blend_spread(
 def throughput_ci95(
     rates: Sequence[float], picked_of: int = 1, others: Sequence[Sequence[float]] = ()
 ) -> Interval | None:
-    """Return the 95% interval of a throughput from repeated runs; None for fewer than two.
+    """Return the 95% interval of the throughput of a training run from repeated runs; None for fewer than two.
 
-    The runs are the best of `picked_of` configurations (Bonferroni correction). The spread of `others`, throughputs of
-    other configurations on the same machine, informs the prior.
+    The runs are the best of `picked_of` configurations (Bonferroni correction). The spread of `others`, groups of other
+    throughputs on the same machine, informs the prior.
     """
-    return _log_interval([math.log(rate) for rate in rates], ROUND_SPREAD, picked_of, others)
+    return _log_interval([math.log(rate) for rate in rates], ROUND_SPREAD, picked_of, others, TRAINING_SHARE)
 
 
 def paired_ratio(
@@ -79,7 +80,11 @@ def _sum_squares(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
 
 
 def _log_interval(
-    logs: Sequence[float], usual_spread: float, picked_of: int, others: Sequence[Sequence[float]]
+    logs: Sequence[float],
+    usual_spread: float,
+    picked_of: int,
+    others: Sequence[Sequence[float]],
+    added_share: float = 0.0,
 ) -> Interval | None:
     if len(logs) < 2:
         return None
@@ -87,6 +92,6 @@ def _log_interval(
     weight = ROUND_WEIGHT + OTHERS_WEIGHT * degrees
     usual = math.sqrt((ROUND_WEIGHT * usual_spread**2 + OTHERS_WEIGHT * squares) / weight)
     spread, quantile = blend_spread(logs, usual, weight, TAIL / max(1, picked_of))
-    half = quantile * spread / math.sqrt(len(logs))
+    half = quantile * spread * math.sqrt(1 / len(logs) + added_share)
     mean = statistics.fmean(logs)
     return math.exp(mean - half), math.exp(mean + half)

@@ -16,7 +16,7 @@ from autotune.search.cost_model import has_spinning_step
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.settings import describe_difference, differing_settings
-from autotune.validation.runs import CandidateRuns, Validation
+from autotune.validation.runs import CandidateRuns, Validation, measure_change
 
 MIN_CANDIDATES: Final = 2
 NEAR_BEST_RATIO: Final = 0.92  # of the best of the search, whose trials are accurate to about 5%
@@ -73,8 +73,14 @@ def select_candidates(
     return [*selected, *rest[: max(0, MIN_CANDIDATES - len(selected))]]
 
 
-def decide(validation: Validation, plan: Plan) -> Decision | None:
-    """Decide by the runs of the validation; None if neither the baseline nor any candidate ran."""
+def decide(
+    validation: Validation, plan: Plan, trial_rates: Mapping[LoaderConfig, float] | None = None
+) -> Decision | None:
+    """Decide by the runs of the validation; None if neither the baseline nor any candidate ran.
+
+    The throughputs in `trial_rates`, those of the search, only show how much the machine has changed since.
+    """
+    change = measure_change(validation.measured, trial_rates or {})
     baseline, rated = validation.baseline, (one for one in validation.candidates if one.rate)
     field = [one for one in validation.measured if one is not baseline]
     running = sorted(rated, key=lambda one: one.rate, reverse=True)
@@ -106,7 +112,7 @@ def decide(validation: Validation, plan: Plan) -> Decision | None:
     pool = [one for one in pool if is_worth_its_settings(one)]
     ties = [one for one in pool if one.rate >= TIE_RATIO * max(other.rate for other in pool)]
     if not ties:
-        kept = Decision(baseline.config, baseline.rate, baseline.ci95(), 1.0, (1.0, 1.0))
+        kept = Decision(baseline.config, baseline.rate, baseline.ci95((), field, change), 1.0, (1.0, 1.0))
         return kept if baseline.rate else None
     winner = min(ties, key=cost)
     speedup, interval = winner.compare(baseline, field) if baseline.rate else (None, None)
@@ -117,4 +123,5 @@ def decide(validation: Validation, plan: Plan) -> Decision | None:
     for one in dict.fromkeys(one for one in others if one is not None and one is not winner):
         setting, (gain, ci95) = describe_difference(winner.config, one.config), winner.compare(one, field)
         gains.append(Contribution(setting=setting, samples_per_second=winner.rate, speedup=gain, speedup_ci95=ci95))
-    return Decision(winner.config, winner.rate, winner.ci95(field, [baseline]), speedup, interval, tuple(gains))
+    rate_interval = winner.ci95(field, [baseline], change)
+    return Decision(winner.config, winner.rate, rate_interval, speedup, interval, tuple(gains))

@@ -80,9 +80,16 @@ class CandidateRuns:
         """Share of the time that the training loop waits for data."""
         return statistics.fmean(self._wait_shares) if self._wait_shares else 0.0
 
-    def ci95(self, field: Sequence[CandidateRuns] = (), others: Sequence[CandidateRuns] = ()) -> Interval | None:
-        """Compute the 95% interval of its throughput; `field` are all candidates, and `others` show the noise, too."""
+    def ci95(
+        self, field: Sequence[CandidateRuns] = (), others: Sequence[CandidateRuns] = (), change: float = 1.0
+    ) -> Interval | None:
+        """Compute the 95% interval of its throughput in training.
+
+        `field` are all candidates, and `others` show the noise, too. `change` is how many times as fast the machine
+        became before the runs.
+        """
         scatter = [list(other.rates.values()) for other in (*field, *others) if other is not self]
+        scatter += [[1.0, change]] if change != 1.0 else []
         return throughput_ci95(list(self.rates.values()), max(1, len(field)), scatter)
 
     def compare(
@@ -189,6 +196,15 @@ def measure_drift(rates: Sequence[Mapping[int, float]]) -> float:
             changes.setdefault(number, []).append(math.log(rate) - mean)
     paces = [statistics.fmean(of_run) for of_run in changes.values()]
     return math.expm1(max(paces) - min(paces)) if paces else 0.0
+
+
+def measure_change(measured: Sequence[CandidateRuns], trial_rates: Mapping[LoaderConfig, float]) -> float:
+    """Measure how many times as fast the machine became from the search to the validation.
+
+    That is the median ratio over the configurations that both measured; 1 if there is none.
+    """
+    ratios = [one.rate / trial_rates[one.config] for one in measured if one.rate and one.config in trial_rates]
+    return statistics.median(ratios) if ratios else 1.0
 
 
 @dataclass(frozen=True, slots=True)

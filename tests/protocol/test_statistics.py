@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.protocol.statistics import ROUND_SPREAD, ROUND_WEIGHT, TAIL, paired_ratio, student_t, throughput_ci95
+from autotune.protocol.statistics import (
+    ROUND_SPREAD,
+    ROUND_WEIGHT,
+    TAIL,
+    TRAINING_SHARE,
+    paired_ratio,
+    student_t,
+    throughput_ci95,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +32,8 @@ def test_quantiles_of_students_t_match_the_tables(degrees: int, tail: float, qua
 
 def test_runs_that_agree_by_chance_have_an_interval_of_the_prior() -> None:
     low, high = throughput_ci95([100.0, 100.0, 100.0]) or (0.0, 0.0)
-    half = student_t(ROUND_WEIGHT + 2) * ROUND_SPREAD * math.sqrt(ROUND_WEIGHT / (ROUND_WEIGHT + 2) / 3)
+    half = student_t(ROUND_WEIGHT + 2) * ROUND_SPREAD * math.sqrt(ROUND_WEIGHT / (ROUND_WEIGHT + 2))
+    half *= math.sqrt(1 / 3 + TRAINING_SHARE)
     assert (low, high) == pytest.approx((100 * math.exp(-half), 100 * math.exp(half)))
 
 

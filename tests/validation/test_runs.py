@@ -19,6 +19,7 @@ from autotune.validation.runs import (
     CandidateRuns,
     NoiseMonitor,
     Validation,
+    measure_change,
     validate,
 )
 from tests.builders import (
@@ -55,6 +56,20 @@ def test_ratios_pair_runs_with_equal_numbers_although_a_candidate_rested_in_one(
 def test_configurations_without_a_common_run_are_compared_by_their_medians_without_an_interval() -> None:
     speedup, interval = make_runs({1: 200.0}).compare(make_runs({2: 100.0}))
     assert (round(speedup, 6), interval) == (2.0, None)
+
+
+def test_the_pace_of_the_machine_changed_by_the_median_of_the_configurations_that_both_phases_measured() -> None:
+    measured = [make_runs({1: rate}, make_config(workers)) for workers, rate in ((0, 50.0), (2, 80.0), (4, 300.0))]
+    trials = {make_config(workers): rate for workers, rate in ((0, 100.0), (2, 100.0), (4, 200.0), (8, 100.0))}
+    assert measure_change(measured, trials) == pytest.approx(0.8)
+    assert measure_change(measured, {}) == 1.0
+
+
+def test_an_interval_is_wider_the_more_the_pace_of_the_machine_changed_before_the_runs() -> None:
+    runs = make_runs({1: 100.0, 2: 101.0})
+    widths = [high / low for low, high in filter(None, (runs.ci95(change=change) for change in (1.001, 0.8, 0.6)))]
+    assert widths == sorted(widths)
+    assert widths[2] > 1.3 * widths[0]
 
 
 def test_peaks_are_those_of_all_runs_including_failed_ones() -> None:
