@@ -21,7 +21,7 @@ from autotune.search.study import TrialRecord, find_best
 from autotune.settings import SETTINGS, describe_config, setting_values
 from autotune.units import format_bytes, format_seconds
 from autotune.validation.decision import Decision, decide
-from autotune.validation.runs import MIN_RUNS, CandidateRuns, Validation
+from autotune.validation.runs import MAX_RUN_ERROR, MIN_RUNS, CandidateRuns, Validation
 
 if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
     from autotune.search.loop import SearchOutcome
@@ -47,8 +47,8 @@ def build_profile(
     Without a measurement, raise the interruption, UsageError if no trial ran, or NoFeasibleConfigError.
     """
     interruption, warnings = found.interrupted_by or validation.interrupted_by, list[str]()
-    whole = [one for one in found.records if one.is_feasible and not _is_pruned(one)]
-    decision = decide(validation, plan, {one.config: one.samples_per_second for one in whole})
+    precise = [one for one in found.records if one.is_feasible and (one.relative_error or 1.0) <= MAX_RUN_ERROR]
+    decision = decide(validation, plan, {one.config: one.samples_per_second for one in precise})
     if decision is None:
         if (best := find_best(found.records)) is None:
             raise interruption or _explain_failures(found.records, validation)
@@ -203,13 +203,9 @@ def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.Tri
     facts |= {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}
     if not record.is_feasible:
         return schema.TrialSummary(status="failed", reason=f"It {result.message.rstrip('.')}.", **facts)
-    facts |= {"status": "stopped_early" if _is_pruned(record) else "completed", "relative_error": record.relative_error}
+    is_stopped = result.measurement is not None and result.measurement.stopped == "pruned"
+    facts |= {"status": "stopped_early" if is_stopped else "completed", "relative_error": record.relative_error}
     return schema.TrialSummary(samples_per_second=record.samples_per_second, **facts)
-
-
-def _is_pruned(record: TrialRecord) -> bool:
-    measurement = None if record.result is None else record.result.measurement
-    return measurement is not None and measurement.stopped == "pruned"
 
 
 def trace_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> dict[int, float]:

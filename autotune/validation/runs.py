@@ -31,6 +31,7 @@ VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at wh
 FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it the baseline's precision does not matter,
 SLOW_BASELINE_SHARE: Final = 0.5  # and it gets this share of a trial's time
 MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; above it another run is worth its time
+MAX_RUN_ERROR: Final = 0.15  # half-width of the interval of a run; one that is less precise does not show the machine
 DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the fastest, by completed runs; slower candidates are dropped
 MAX_FAILURES: Final = 2  # of one configuration: the first failed run is repeated, the second rules it out
 MIN_WAITS: Final = 20  # batches; percentiles of fewer are unreliable
@@ -48,6 +49,7 @@ class CandidateRuns:
     def __init__(self, config: LoaderConfig) -> None:
         self.config = config
         self.rates = dict[int, float]()  # samples per second, by the number of the run
+        self._errors = list[float]()  # relative half-widths of the 95% interval of each run
         self.measurements, self.failures, self._wait_shares = list[Measurement](), list[TrialResult](), list[float]()
         self.peak_host_bytes = self.peak_shm_bytes = self.peak_gpu_bytes = 0
 
@@ -61,6 +63,7 @@ class CandidateRuns:
             return
         found = estimate(result.measurement, result.config, epochs)
         self.rates[number] = found.samples_per_second
+        self._errors.append(found.relative_error)
         self._wait_shares.append(found.wait_share)
         self.measurements.append(result.measurement)
         self.peak_gpu_bytes = max(self.peak_gpu_bytes, result.measurement.peak_gpu_bytes)
@@ -76,6 +79,11 @@ class CandidateRuns:
         return statistics.median(self.rates.values()) if self.rates and not self.is_out else 0.0
 
     @property
+    def is_precise(self) -> bool:
+        """Whether differences between its runs show the machine, not the few batches of a slow run."""
+        return bool(self._errors) and statistics.median(self._errors) <= MAX_RUN_ERROR
+
+    @property
     def wait_share(self) -> float:
         """Share of the time that the training loop waits for data."""
         return statistics.fmean(self._wait_shares) if self._wait_shares else 0.0
@@ -88,7 +96,8 @@ class CandidateRuns:
         `field` are all candidates, and `others` show the noise, too. `change` is how many times as fast the machine
         became before the runs.
         """
-        scatter = [list(other.rates.values()) for other in (*field, *others) if other is not self]
+        precise = (other for other in (*field, *others) if other is not self and other.is_precise)
+        scatter = [list(other.rates.values()) for other in precise]
         scatter += [[1.0, change]] if change != 1.0 else []
         return throughput_ci95(list(self.rates.values()), max(1, len(field)), scatter)
 
@@ -203,7 +212,8 @@ def measure_change(measured: Sequence[CandidateRuns], trial_rates: Mapping[Loade
 
     That is the median ratio over the configurations that both measured; 1 if there is none.
     """
-    ratios = [one.rate / trial_rates[one.config] for one in measured if one.rate and one.config in trial_rates]
+    known = [one for one in measured if one.rate and one.is_precise and one.config in trial_rates]
+    ratios = [one.rate / trial_rates[one.config] for one in known]
     return statistics.median(ratios) if ratios else 1.0
 
 

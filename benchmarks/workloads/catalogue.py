@@ -37,8 +37,8 @@ CPU_WORKLOADS: Final = (  # workers of the grid, those also without order, those
     _on_cpu("memory", (0, 1, 2, 3, 4, 6, 8), (1, 2), (1, 2), 0.001),
     _on_cpu("large", (0, 1, 2, 3, 4, 6, 8), (2, 3), (1, 2), 0.010, batch_size=8),
     _on_cpu("slow_start", (0, 1, 2, 3, 4, 6, 8, 12), (4, 6, 8), (2, 4), 0.005),
-    _on_cpu("images", (0, 1, 2, 3, 4, 7), (2, 4), (2, 4), IMAGE_STEP, "examples.images:make_dataset"),
-    _on_cpu("decode_train", (0, 1, 2, 3, 4, 6), (2, 4), (2, 4), IMAGE_STEP, f"{DATASETS}:make_decode"),
+    _on_cpu("images", (0, 1, 2, 4, 8, 12, 16), (2, 12), (2, 4), IMAGE_STEP, "examples.images:make_dataset"),
+    _on_cpu("decode_train", (0, 1, 2, 4, 8, 12, 16), (2, 12), (2, 4), IMAGE_STEP, f"{DATASETS}:make_decode"),
     _on_cpu("memory_train", (0, 1, 2, 3, 4, 6), (1, 2), (1, 2), MEMORY_STEP, f"{DATASETS}:make_memory"),
 )
 

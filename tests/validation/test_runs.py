@@ -72,6 +72,18 @@ def test_an_interval_is_wider_the_more_the_pace_of_the_machine_changed_before_th
     assert widths[2] > 1.3 * widths[0]
 
 
+def test_runs_of_a_few_batches_do_not_show_how_much_the_machine_varies() -> None:
+    runs, slow = make_runs({1: 100.0, 2: 101.0}), CandidateRuns(MANY)
+    for number, seconds in ((1, 0.1), (2, 0.3)):
+        trace = make_trace([seconds, 2 * seconds, seconds / 2], closed_after=3)
+        measurement = make_measurement(trace, epoch_batches=None)
+        slow.add(number, TrialResult(status="completed", config=MANY, measurement=measurement), epochs=10)
+    assert slow.rates[1] > 2 * slow.rates[2]
+    assert runs.ci95(others=[slow]) == runs.ci95()
+    assert measure_change([slow], {MANY: 1.0}) == 1.0
+    assert runs.ci95(others=[make_runs(slow.rates, MANY)]) != runs.ci95()
+
+
 def test_peaks_are_those_of_all_runs_including_failed_ones() -> None:
     runs = CandidateRuns(FEW)
     runs.add(1, make_result(FEW, 100.0, peak_host_bytes=GIB, peak_shm_bytes=MIB), epochs=10)
