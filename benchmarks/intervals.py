@@ -21,7 +21,7 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from autotune import TunedProfile
-from autotune.config import FrozenModel
+from autotune.config import FrozenModel, Interval, LoaderConfig
 from autotune.settings import describe_config
 from benchmarks.suite import train_whole_run
 from benchmarks.tables import format_table, say
@@ -41,14 +41,20 @@ class Case(FrozenModel):
         workload: Name of the workload.
         date: Start, UTC.
         seconds: Duration of the tuning run.
-        profile: What it saved.
+        config: What it recommends.
+        validation_runs: Samples per second of each run of the validation.
+        predicted: Its prediction, samples per second.
+        predicted_ci95: Its 95% interval.
         whole_runs: Samples per second of whole runs.
     """
 
     workload: str
     date: datetime
     seconds: float
-    profile: TunedProfile
+    config: LoaderConfig
+    validation_runs: tuple[float, ...]
+    predicted: float
+    predicted_ci95: Interval | None
     whole_runs: tuple[float, ...]
 
     @property
@@ -59,18 +65,18 @@ class Case(FrozenModel):
     @property
     def error(self) -> float:
         """The prediction over the truth, minus 1."""
-        return self.profile.result.samples_per_second / self.truth - 1
+        return self.predicted / self.truth - 1
 
     @property
     def half_width(self) -> float:
         """Half the width of the interval, as a share; infinite without one."""
-        interval = self.profile.result.samples_per_second_ci95
+        interval = self.predicted_ci95
         return math.inf if interval is None else math.sqrt(interval[1] / interval[0]) - 1
 
     @property
     def is_covered(self) -> bool:
         """Whether the interval contains the truth."""
-        interval = self.profile.result.samples_per_second_ci95
+        interval = self.predicted_ci95
         return interval is not None and interval[0] <= self.truth <= interval[1]
 
 
@@ -79,12 +85,27 @@ def measure(workload: BenchWorkload) -> Case:
     began = datetime.now(UTC).replace(microsecond=0)
     profile, seconds = tune_profile(workload)
     runs = [train_whole_run(workload, profile.config).extrapolate(workload.epochs) for _ in range(WHOLE_RUNS)]
-    case = Case(workload=workload.name, date=began, seconds=seconds, profile=profile, whole_runs=tuple(runs))
+    case = make_case(workload.name, began, seconds, profile, runs)
     say(
-        f"{workload.name:<13} {describe_config(profile.config):<32} {seconds:3.0f} s  error {case.error:+6.1%}  "
+        f"{workload.name:<13} {describe_config(case.config):<32} {seconds:3.0f} s  error {case.error:+6.1%}  "
         f"interval +-{case.half_width:.1%}  {'covered' if case.is_covered else 'MISSED'}"
     )
     return case
+
+
+def make_case(name: str, date: datetime, seconds: float, profile: TunedProfile, runs: Sequence[float]) -> Case:
+    """Sum up a tuning run and the whole runs after it."""
+    own = next((one.runs for one in profile.result.candidates if one.config == profile.config), {})
+    return Case(
+        workload=name,
+        date=date,
+        seconds=seconds,
+        config=profile.config,
+        validation_runs=tuple(own.values()),
+        predicted=profile.result.samples_per_second,
+        predicted_ci95=profile.result.samples_per_second_ci95,
+        whole_runs=tuple(runs),
+    )
 
 
 def format_cases(cases: Sequence[Case]) -> str:

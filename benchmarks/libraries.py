@@ -231,11 +231,11 @@ def format_results(results: Sequence[LibraryResult]) -> str:
     if not compared:
         return table
     within = sum(abs(one.deviation or 0.0) <= TOLERANCE for one in compared)
-    seconds = [one.tuning_seconds for one in results]
+    seconds, perfect = [one.tuning_seconds for one in results], expect_within(compared, TOLERANCE)
     return (
         f"{table}\n\n{within} of {len(compared)} predictions within {TOLERANCE:.0%} of whole runs; of perfect ones, "
-        f"{expect_within(compared, TOLERANCE):.1f} at this scatter of the runs. Tuning: median {median(seconds):.0f} s, "
-        f"longest {max(seconds):.0f} s."
+        f"{perfect:.1f} at this scatter of the runs. Tuning: median {median(seconds):.0f} s, longest "
+        f"{max(seconds):.0f} s."
     )
 
 
