@@ -51,7 +51,7 @@ class TrialProcess:
         self.batches = 0  # that the running command last reported
         self._supervisor = supervisor
         self._progress = progress
-        self._on_device = False
+        self._on_device, self._is_sampled = False, True
         self._folder = make_folder()
         self._log_path = self._folder / "log"
         ours, theirs = socket.socketpair()
@@ -71,12 +71,14 @@ class TrialProcess:
 
     def send(self, command: messages.Command) -> None:
         """Send a command; `receive` waits for the report, also if the process has ended."""
+        keeps_workers = isinstance(command, TrialRequest) and command.config.dataloader.persistent_workers
+        self._is_sampled = not keeps_workers
         with contextlib.suppress(ChannelClosedError):
             self._channel.send(command.model_dump_json())
 
     def receive(self, limits: Limits) -> Reply:
         """Wait for the report of the command sent, or for how the process ended."""
-        self.monitor.start_command()
+        self.monitor.start_command(is_sampled=self._is_sampled)
         self.batches = 0
         reply: Reply
         try:

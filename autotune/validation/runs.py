@@ -284,8 +284,8 @@ def _plan_next_run(
     is_uncertain = interval is not None and speedup > 1 and interval[0] <= 1
     rates = best.rates.values() or (1.0,)
     is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
-    goes_on = runs < MIN_RUNS or (is_uncertain and runs < MAX_RUNS)
-    active = [baseline, *candidates] if goes_on else [baseline, *needed] if is_scattered else []
+    goes_on = is_scattered or (is_uncertain and runs < MAX_RUNS)
+    active = [baseline, *candidates] if runs < MIN_RUNS else [baseline, *needed] if goes_on else []
     return candidates, [one for one in active if not one.is_out]
 
 
