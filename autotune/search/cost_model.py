@@ -87,7 +87,7 @@ def predict_throughput(config: LoaderConfig, workload: WorkloadProfile, usable_c
 def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: float) -> int:
     """Return about twice the workers that the model predicts to be useful, at least the CPUs plus two.
 
-    The model does not know what threads of the step cost that spin, so more workers are possible beside them.
+    The model does not know what threads of the step cost that spin, so more workers are possible with such a step.
     """
     load, step = (max(cost.at(batch_size), 1e-7) for cost in (workload.load_cost, workload.step_cost))
     useful = load / max(step, load * min(1.0, workload.cpu_share) / usable_cpus, 1e-7)

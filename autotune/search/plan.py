@@ -140,7 +140,7 @@ def choose_first_workers(rates: dict[int, float], workload: WorkloadProfile) -> 
     """Return the numbers of workers to try first, from the predicted throughput of each.
 
     The fewest that are predicted to be nearly the fastest come first, then half and 1.5 times as many, because the
-    model may be wrong by a factor of two; many more beside a step whose threads spin.
+    model may be wrong by a factor of two; many more with a step whose threads spin.
     """
     enough = min(count for count, rate in rates.items() if rate >= NEAR_OPTIMAL_RATIO * max(rates.values()))
     more = max(round(1.5 * enough), SPINNING_WORKERS if has_spinning_step(workload) else 0)

@@ -48,7 +48,7 @@ def select_candidates(
     """Select the configurations that deserve a second measurement; none if no trial completed.
 
     These are the best; its variants in order, with default values and with unchanged training; the one with the fewest
-    workers near the best, and with the most beside a step whose threads spin; and the next best up to `MIN_CANDIDATES`.
+    workers near the best, and with the most if threads of the step spin; and the next best up to `MIN_CANDIDATES`.
     The expected throughput, in samples per second,
     replaces the measured one. If non-default settings are not expected to gain, their variant replaces the best.
     """
