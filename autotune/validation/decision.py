@@ -48,9 +48,9 @@ def select_candidates(
     """Select the configurations that deserve a second measurement; none if no trial completed.
 
     These are the best; its variants in order, with default values and with unchanged training; the one with the fewest
-    workers near the best, and with the most if threads of the step spin; and the next best up to `MIN_CANDIDATES`.
-    The expected throughput, in samples per second,
-    replaces the measured one. If non-default settings are not expected to gain, their variant replaces the best.
+    workers near the best, and with the most if threads of the step spin; and the next best up to `MIN_CANDIDATES`. The
+    expected throughput, in samples per second, replaces the measured one. If non-default settings are not expected to
+    gain, their variant replaces the best.
     """
     rates = {one.config: expected.get(one.config, one.samples_per_second) for one in records if one.is_feasible}
     ranked = sorted(rates, key=lambda config: rates[config], reverse=True)

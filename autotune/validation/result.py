@@ -47,7 +47,8 @@ def build_profile(
     Without a measurement, raise the interruption, UsageError if no trial ran, or NoFeasibleConfigError.
     """
     interruption, warnings = found.interrupted_by or validation.interrupted_by, list[str]()
-    precise = [one for one in found.records if one.is_feasible and (one.relative_error or 1.0) <= MAX_RUN_ERROR]
+    errors = {one.config: math.inf if one.relative_error is None else one.relative_error for one in found.records}
+    precise = [one for one in found.records if one.is_feasible and errors[one.config] <= MAX_RUN_ERROR]
     decision = decide(validation, plan, {one.config: one.samples_per_second for one in precise})
     if decision is None:
         if (best := find_best(found.records)) is None:
