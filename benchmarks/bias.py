@@ -31,11 +31,7 @@ def measure(workload: BenchWorkload, config: LoaderConfig, rounds: int) -> tuple
     """Return the samples per second that validation runs predict, and those of whole runs, alternating."""
     timed: dict[str, Any] = {"step": workload.step} if workload.step else {"step_seconds": workload.step_seconds}
     given = WorkloadRequest(dataset=workload.dataset, dataset_args=workload.dataset_args, device="cpu", **timed)
-    request, machine, progress = (
-        TuningRequest(workload=given, epochs=workload.epochs),
-        read_machine(),
-        ProgressListener(),
-    )
+    request, machine = TuningRequest(workload=given, epochs=workload.epochs), read_machine()
     predicted, whole = CandidateRuns(config), list[float]()
     with TrialRunner(given, request.stall_seconds) as runner:
         budgets = plan_budgets(machine, request)
@@ -47,7 +43,7 @@ def measure(workload: BenchWorkload, config: LoaderConfig, rounds: int) -> tuple
                     runner.close()
                     whole.append(train_whole_run(workload, config).extrapolate(workload.epochs))
                 else:
-                    measure_run(request, predicted, runner.run, progress, number)
+                    measure_run(request, predicted, runner.run, ProgressListener(), number)
             say(f"{workload.name}: {predicted.rates[number]:,.0f} predicted, {whole[-1]:,.0f} in a whole run")
     return list(predicted.rates.values()), whole
 

@@ -47,9 +47,12 @@ def build_profile(
     Without a measurement, raise the interruption, UsageError if no trial ran, or NoFeasibleConfigError.
     """
     interruption, warnings = found.interrupted_by or validation.interrupted_by, list[str]()
-    errors = {one.config: math.inf if one.relative_error is None else one.relative_error for one in found.records}
-    precise = [one for one in found.records if one.is_feasible and errors[one.config] <= MAX_RUN_ERROR]
-    decision = decide(validation, plan, {one.config: one.samples_per_second for one in precise})
+    precise = {
+        one.config: one.samples_per_second
+        for one in found.records
+        if one.is_feasible and one.relative_error is not None and one.relative_error <= MAX_RUN_ERROR
+    }
+    decision = decide(validation, plan, precise)
     if decision is None:
         if (best := find_best(found.records)) is None:
             raise interruption or _explain_failures(found.records, validation)
