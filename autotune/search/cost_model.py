@@ -9,6 +9,7 @@ descriptor. Trials correct the model.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -96,8 +97,15 @@ def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: 
 
 
 def has_spinning_step(workload: WorkloadProfile) -> bool:
-    """Return whether the step has threads on the CPU, and loading needs CPU time, too."""
-    return workload.step_cpus >= THREADED_STEP_CPUS and workload.cpu_share >= 0.5
+    """Return whether the step has threads on the CPU that spin while they wait, and loading needs CPU time, too."""
+    is_spinning = os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive"
+    return is_spinning and workload.step_cpus >= THREADED_STEP_CPUS and workload.cpu_share >= 0.5
+
+
+def is_limited_by_cpus(config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float) -> bool:
+    """Return whether the model predicts that the CPUs are always busy, so that no worker waits for another."""
+    *others, computing = predict_stages(config, workload, usable_cpus)
+    return computing >= max(others)
 
 
 def find_bottleneck(

@@ -15,7 +15,7 @@ from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange, Values
-from autotune.search.cost_model import max_useful_workers
+from autotune.search.cost_model import is_limited_by_cpus, max_useful_workers
 from autotune.settings import SETTINGS, Choice, config_from_values, setting_values
 from autotune.system.machine import MachineProfile
 from autotune.units import format_bytes
@@ -110,6 +110,10 @@ def plan_space(
     if workload.on_accelerator or not workload.pinning:
         notes.append("pin_memory is off: it has no effect on this device or these samples")
         choices["pin_memory"] = (False,)
+    most = config_from_values({name: values[-1] for name, values in choices.items()})
+    if not request.is_asked("in_order") and is_limited_by_cpus(most, workload, machine.usable_cpus):
+        choices["in_order"] = (own is None or own.dataloader.in_order,)
+        notes.append(f"in_order stays {choices['in_order'][0]}: the CPUs limit loading, so no worker waits for another")
     if request.epochs == 1:
         notes.append("persistent_workers is on: it has no effect with --epochs 1")
         choices["persistent_workers"] = (True,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -232,7 +231,7 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
             f"The dataset may change between epochs ({workload.epoch_state}), and persistent workers would keep their "
             "copies of it. If it does not change, try --set persistent_workers=true."
         )
-    if bottleneck == "cpu" and has_spinning_step(workload) and "OMP_WAIT_POLICY" not in os.environ:
+    if bottleneck == "cpu" and has_spinning_step(workload):
         yield (
             f"The step keeps {workload.step_cpus:.1f} CPUs busy, also while its threads wait for each other: try "
             "OMP_WAIT_POLICY=PASSIVE in the environment, or torch.set_num_threads(1)."

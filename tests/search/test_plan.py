@@ -84,11 +84,14 @@ def test_the_first_trials_have_fewer_and_more_workers_than_the_model_predicts() 
     assert min(others) < enough < max(others)
 
 
-def test_many_workers_are_tried_first_beside_a_step_whose_threads_spin() -> None:
+def test_many_workers_are_tried_first_beside_a_step_whose_threads_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     computing: dict[str, Any] = {"cpu_share": 1.0, "load_cost": make_cost(2e-3), "step_cost": make_cost(0.0, 5e-3)}
     assert max(config.dataloader.num_workers for config in first_trials(make_workload(**computing))) < 16
     spinning = make_workload(**computing, step_cpus=1.9)
     assert max(config.dataloader.num_workers for config in first_trials(spinning)) == 16
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert max(config.dataloader.num_workers for config in first_trials(spinning)) < 16
 
 
 def test_the_first_trials_of_samples_in_memory_start_without_workers() -> None:

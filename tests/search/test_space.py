@@ -116,6 +116,7 @@ SMALL, DROPPING = make_workload(samples=40), make_workload(samples=50, drop_last
 OWN = make_config(11, 5, 48, persistent_workers=True)
 READY = make_workload(cpu_share=1.0, baseline=OWN)  # a factory that returns a DataLoader with these settings
 CHANGING = make_workload(epoch_state="dataset.set_epoch()")
+COMPUTING = make_workload(cpu_share=1.0, load_cost=make_cost(5e-3))
 DIFFERING = make_workload(differing_samples=2)
 DUPLICATING = make_workload(kind="iterable", workers_duplicate_data=True)
 DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 33)
@@ -138,6 +139,9 @@ DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 33)
         ("batch_size", READY, {"search": {"batch_size": (32, 64)}}, (32, 64)),
         ("batch_size", READY, {"search": {"batch_size": ValueRange(low=40, high=128)}}, (48, 64, 128)),
         ("prefetch_factor", READY, {}, (1, 2, 4, 5, 8)),
+        ("in_order", WAITING, {}, (False, True)),
+        ("in_order", COMPUTING, {}, (True,)),
+        ("in_order", COMPUTING, {"search": {"in_order": (True, False)}}, (False, True)),
         ("in_order", WAITING, {"search": {"in_order": (True, False)}}, (False, True)),
         ("sharing_strategy", WAITING, {"search": {"sharing_strategy": ("file_system",)}}, ("file_system",)),
         ("persistent_workers", WAITING, {"epochs": 1}, (True,)),
