@@ -110,8 +110,8 @@ def plan_space(
     if workload.on_accelerator or not workload.pinning:
         notes.append("pin_memory is off: it has no effect on this device or these samples")
         choices["pin_memory"] = (False,)
-    most = config_from_values({name: values[-1] for name, values in choices.items()})
-    if not request.is_asked("in_order") and is_limited_by_cpus(most, workload, machine.usable_cpus):
+    largest = config_from_values({name: values[-1] for name, values in choices.items()})
+    if not request.is_asked("in_order") and is_limited_by_cpus(largest, workload, machine.usable_cpus):
         choices["in_order"] = (own is None or own.dataloader.in_order,)
         notes.append(f"in_order stays {choices['in_order'][0]}: the CPUs limit loading, so no worker waits for another")
     if request.epochs == 1:

@@ -1,12 +1,14 @@
 """Selects the candidates of the validation, and decides which of them is recommended.
 
-Of the candidates that tie with the fastest, the one with the fewest changes of training wins, then workers, then
-non-default settings, then memory. A gain counts only if it exceeds its interval: over the baseline for any
-recommendation, over unchanged training for a change of training, over default values for a non-default setting.
+Of the candidates that tie with the fastest, in the validation and the search, the one with the fewest changes of
+training wins, then workers, then non-default settings, then memory. A gain counts only if it exceeds its interval: over
+the baseline for any recommendation, over unchanged training for a change of training, over default values for a
+non-default setting.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -74,17 +76,24 @@ def select_candidates(
 
 
 def decide(
-    validation: Validation, plan: Plan, trial_rates: Mapping[LoaderConfig, float] | None = None
+    validation: Validation,
+    plan: Plan,
+    trial_rates: Mapping[LoaderConfig, float] | None = None,
+    expect: Callable[[LoaderConfig], float] | None = None,
 ) -> Decision | None:
     """Decide by the runs of the validation; None if neither the baseline nor any candidate ran.
 
-    The throughputs in `trial_rates`, those of the search, only show how much the machine has changed since.
+    The throughputs in `trial_rates`, those of the search, only show how much the machine has changed since. `expect`
+    returns the throughput that the search expects: for a tie, both measurements count equally.
     """
     change = measure_change(validation.measured, trial_rates or {})
     baseline, rated = validation.baseline, (one for one in validation.candidates if one.rate)
     field = [one for one in validation.measured if one is not baseline]
     running = sorted(rated, key=lambda one: one.rate, reverse=True)
     by_config = {one.config: one for one in running}
+
+    def level(one: CandidateRuns) -> float:
+        return one.rate if expect is None else math.sqrt(one.rate * expect(one.config))
 
     def count_changes(one: CandidateRuns) -> int:
         return len(plan.list_training_changes(one.config))
@@ -110,7 +119,7 @@ def decide(
     pool = [one for one in running if not baseline.rate or one.is_faster_than(baseline, MIN_SPEEDUP, field)]
     pool = [one for one in pool if is_worth_its_changes(one)]
     pool = [one for one in pool if is_worth_its_settings(one)]
-    ties = [one for one in pool if one.rate >= TIE_RATIO * max(other.rate for other in pool)]
+    ties = [one for one in pool if level(one) >= TIE_RATIO * max(map(level, pool))]
     if not ties:
         kept = Decision(baseline.config, baseline.rate, baseline.ci95((), field, change), 1.0, (1.0, 1.0))
         return kept if baseline.rate else None

@@ -51,7 +51,7 @@ def build_profile(
         for one in found.records
         if one.is_feasible and one.relative_error is not None and one.relative_error <= MAX_RUN_ERROR
     }
-    decision = decide(validation, plan, precise)
+    decision = decide(validation, plan, precise, lambda config: found.model.surrogate.predict([config])[0])
     if decision is None:
         if (best := find_best(found.records)) is None:
             raise interruption or _explain_failures(found.records, validation)
@@ -225,7 +225,8 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
     """Yield a sentence for each improvement that the profile of the workload shows, the most useful first."""
     workload, loader, is_loading = plan.workload, config.dataloader, bottleneck in ("io", "cpu")
     size = batch_samples(config, workload)
-    load, collate = workload.load_cost.at(size), workload.collate_cost.at(size)
+    collate = workload.collate_cost.at(size)
+    load = max(workload.load_cost.at(size), collate)  # measured in this process, and in a worker
     if workload.epoch_state is not None and loader.num_workers and not loader.persistent_workers:
         yield (
             f"The dataset may change between epochs ({workload.epoch_state}), and persistent workers would keep their "
@@ -245,7 +246,7 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
         )
     if bottleneck in ("cpu", "transfer") and collate >= COLLATE_SHARE * load:
         yield (
-            f"Collating takes {min(1.0, collate / load):.0%} of loading a batch ({format_seconds(collate)} of "
+            f"Collating takes {collate / load:.0%} of loading a batch ({format_seconds(collate)} of "
             f"{format_seconds(load)}): use a faster collate_fn or smaller samples (uint8, converted in the step)."
         )
     if is_loading and (lines := workload.costly_lines[:MAX_LINES]):

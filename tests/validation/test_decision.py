@@ -22,8 +22,8 @@ SLOW = make_candidate(BASELINE, 100.0, 100.0, 100.0)
 PLAN = make_test_plan(fixed={})
 
 
-def try_decide(baseline: CandidateRuns, candidates: Sequence[CandidateRuns]) -> Decision | None:
-    return decide(Validation(baseline, tuple(candidates), measured=(baseline, *candidates)), PLAN)
+def try_decide(baseline: CandidateRuns, candidates: Sequence[CandidateRuns], **options: Any) -> Decision | None:
+    return decide(Validation(baseline, tuple(candidates), measured=(baseline, *candidates)), PLAN, **options)
 
 
 def choose(baseline: CandidateRuns, *candidates: CandidateRuns) -> Decision:
@@ -153,6 +153,15 @@ def test_of_two_that_tie_the_simpler_one_wins(simple: LoaderConfig, fast: Loader
     first, second = make_candidate(simple, 199.0, 199.0), make_candidate(fast, 200.0, 200.0)
     for candidates in ([first, second], [second, first]):
         assert choose(make_candidate(BASELINE, 100.0, 100.0), *candidates).config == simple
+
+
+@pytest.mark.parametrize(("expected", "chosen"), [(195.0, 2), (180.0, 8)])
+def test_fewer_workers_tie_only_if_the_search_agrees(expected: float, chosen: int) -> None:
+    rates = {usual(2): expected, usual(8): 200.0}
+    few, many = make_candidate(usual(2), 196.0, 196.0), make_candidate(usual(8), 200.0, 200.0)
+    decision = try_decide(SLOW, [few, many], expect=rates.__getitem__)
+    assert decision is not None
+    assert decision.config == usual(chosen)
 
 
 def test_of_two_that_differ_in_memory_only_the_one_that_needs_less_wins() -> None:
