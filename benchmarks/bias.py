@@ -2,7 +2,9 @@
 
 What remains is the bias of a prediction: of its processes, of its short runs, of the composition of a whole run.
 
-    python -m benchmarks.bias [--rounds 8] WORKLOAD:WORKERS:PREFETCH ...
+    python -m benchmarks.bias [--rounds 8] WORKLOAD:WORKERS:PREFETCH[:restart] ...
+
+With `restart`, workers are not persistent.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from autotune.validation.runs import CandidateRuns, measure_run
 from benchmarks.suite import train_whole_run
 from benchmarks.tables import format_table, say
 from benchmarks.workloads.catalogue import find_workload
-from benchmarks.workloads.grid import RECOMMENDED, as_config
+from benchmarks.workloads.grid import as_config
 from benchmarks.workloads.workload import BenchWorkload
 
 
@@ -57,14 +59,14 @@ def main() -> None:
     """Measure the configurations of the command line, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8, help="pairs of runs (8)")
-    parser.add_argument("configs", nargs="+", metavar="WORKLOAD:WORKERS:PREFETCH")
+    parser.add_argument("configs", nargs="+", metavar="WORKLOAD:WORKERS:PREFETCH[:restart]")
     given, rows = parser.parse_args(), list[tuple[str, ...]]()
     for one in given.configs:
-        name, workers, prefetch = one.split(":")
+        name, workers, prefetch, *restart = one.split(":")
         workload = find_workload(name)
         kwargs: dict[str, Any] = {"batch_size": workload.batch_size, "num_workers": int(workers)}
         if int(workers):
-            kwargs |= RECOMMENDED | {"prefetch_factor": int(prefetch)}
+            kwargs |= {"prefetch_factor": int(prefetch), "persistent_workers": not restart}
         predicted, whole = measure(workload, as_config(kwargs), given.rounds)
         ratios = [math.log(first / second) for first, second in zip(predicted, whole, strict=True)]
         error = statistics.stdev(ratios) / math.sqrt(len(ratios))

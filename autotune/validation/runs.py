@@ -26,6 +26,7 @@ from autotune.system.cgroups import CpuCounters, background_cpus, read_cpu_count
 
 MIN_RUNS: Final = 2
 MAX_RUNS: Final = 5  # while the interval of the speedup includes 1, corrected for looking at it after every run
+WORTHWHILE_CHANGE: Final = 1.05  # speedup by a change of training; while it is uncertain, there are more runs as well
 MAX_SCATTERED_RUNS: Final = 3  # while only the fastest one's runs differ: one outlier does not move a median of three
 VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
 FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it the baseline's precision does not matter,
@@ -280,13 +281,29 @@ def _plan_next_run(
     needed = [one for one in candidates if one is best or one.config in variants]
     floor = DROP_BELOW_RATIO.get(runs, 0.0) * best.rate
     candidates = [one for one in candidates if one in needed or one.rate >= floor]
-    speedup, interval = (1.0, None) if not candidates or not baseline.rate else best.compare(baseline, field, MAX_RUNS)
-    is_uncertain = interval is not None and speedup > 1 and interval[0] <= 1
     rates = best.rates.values() or (1.0,)
     is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
-    goes_on = is_scattered or (is_uncertain and runs < MAX_RUNS)
-    active = [baseline, *candidates] if runs < MIN_RUNS else [baseline, *needed] if goes_on else []
+    changes = {one.config: len(plan.list_training_changes(one.config)) for one in needed}
+    alternatives = [one for one in needed if changes[one.config] < changes[best.config]]
+    alternative = max(alternatives, key=lambda one: one.rate, default=best)
+    active = list[CandidateRuns]()
+    if runs < MIN_RUNS:
+        active = [baseline, *candidates]
+    elif is_scattered or (runs < MAX_RUNS and _is_open(best, baseline, 1.0, field, MAX_RUNS)):
+        active = [baseline, *needed]
+    elif runs < MAX_RUNS and _is_open(best, alternative, WORTHWHILE_CHANGE, field):
+        active = [best, alternative]
     return candidates, [one for one in active if not one.is_out]
+
+
+def _is_open(
+    best: CandidateRuns, other: CandidateRuns, min_speedup: float, field: Sequence[CandidateRuns], looks: int = 1
+) -> bool:
+    """Return whether the best is faster than another one by more than this, but may also be slower."""
+    if best is other or not (best.rate and other.rate):
+        return False
+    speedup, interval = best.compare(other, field, looks)
+    return interval is not None and speedup > min_speedup and interval[0] <= 1
 
 
 def measure_run(

@@ -184,6 +184,18 @@ def test_a_large_gain_is_in_doubt_as_well_if_its_runs_scatter_so_far_that_its_in
     assert found.runs == MAX_RUNS
 
 
+@pytest.mark.parametrize(("gain", "is_measured_again"), [(1.02, False), (1.12, True), (2.0, False)])
+def test_a_gain_of_another_order_is_measured_until_it_is_certain(gain: float, is_measured_again: bool) -> None:
+    unordered = make_config(8, in_order=False)
+    found, _ = validate_with(
+        lambda config, _: gain * 900.0 if config == unordered else steady(config, 0), unordered, MANY
+    )
+    _, other, *_ = found.measured
+    assert (found.runs > MIN_RUNS) == is_measured_again
+    assert len(found.baseline.rates) == MIN_RUNS
+    assert len(other.rates) == found.runs
+
+
 def test_a_failed_run_is_repeated_under_its_number_and_a_second_failure_rules_the_configuration_out() -> None:
     once, _ = validate_with(lambda config, number: None if (config, number) == (MANY, 0) else steady(config, number))
     assert [one.config for one in once.candidates] == [MANY]
