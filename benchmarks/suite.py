@@ -3,7 +3,7 @@
 For each workload dltune chooses a configuration as its users run it. Short training runs screen a grid of
 configurations. Then dltune's choice, PyTorch's defaults, `num_workers` = CPUs and the two best of the grid train whole
 runs, alternating, each run in a fresh process. Printed are samples per second (median of the rounds), the choice as a
-share of the grid's best, and the prediction over the measured value.
+share of the grid's best (median ratio of the rounds), and the prediction over the measured value.
 
     python -m benchmarks.suite [--only NAME ...] [--rounds 3] [--skip-grid] [--loadtune] [--results FILE] [--quick]
 
@@ -19,6 +19,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from operator import truediv
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,11 +93,16 @@ class WorkloadResult(FrozenModel):
         return next((one.rate for one in self.measured if label in one.labels and one.rate), None)
 
     @property
+    def grid(self) -> tuple[Measured, ...]:
+        """The best configurations of the grid."""
+        return tuple(one for one in self.measured if any(label.startswith("grid") for label in one.labels))
+
+    @property
     def choice_share(self) -> float | None:
-        """Throughput of dltune's choice over that of the best configuration of the grid."""
-        grid = [one.rate for one in self.measured if any(label.startswith("grid") for label in one.labels)]
-        ours = self.rate(DLTUNE)
-        return ours / max(grid) if grid and ours else None
+        """Throughput of dltune's choice over that of the best of the grid: median ratio of the alternating rounds."""
+        ours = next((one.samples_per_second for one in self.measured if DLTUNE in one.labels and one.rate), ())
+        ratios = [statistics.median(map(truediv, ours, one.samples_per_second)) for one in self.grid if ours]
+        return min(ratios, default=None)
 
     @property
     def prediction_ratio(self) -> float | None:
@@ -233,7 +239,8 @@ def format_results(results: Sequence[WorkloadResult]) -> str:
     rows = []
     for one in results:
         share, ratio = one.choice_share, one.prediction_ratio
-        rates = [one.rate(label) for label in ("defaults", "CPUs", DLTUNE, "loadtune", "grid 1")]
+        labels = ("defaults", "CPUs", DLTUNE, "loadtune")
+        rates = [*map(one.rate, labels), max((found.rate for found in one.grid), default=None)]
         rows.append(
             (
                 one.workload,
