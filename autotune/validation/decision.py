@@ -18,7 +18,7 @@ from autotune.search.cost_model import has_spinning_step
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.settings import describe_difference, differing_settings
-from autotune.validation.runs import CandidateRuns, Validation, measure_change
+from autotune.validation.runs import CandidateRuns, Validation, find_alternative, measure_change
 
 MIN_CANDIDATES: Final = 2
 NEAR_BEST_RATIO: Final = 0.92  # of the best of the search, whose trials are accurate to about 5%
@@ -107,7 +107,7 @@ def decide(
         return count_changes(one), loader.num_workers, is_nearly_full(one), len(non_defaults), one.peak_host_bytes
 
     def is_worth_its_changes(one: CandidateRuns) -> bool:
-        alternative = next((other for other in running if count_changes(other) < count_changes(one)), None)
+        alternative = find_alternative(plan, one, running)
         return alternative is None or one.is_faster_than(alternative, MIN_SPEEDUP, field)
 
     def is_worth_its_settings(one: CandidateRuns) -> bool:
@@ -119,7 +119,8 @@ def decide(
     pool = [one for one in running if not baseline.rate or one.is_faster_than(baseline, MIN_SPEEDUP, field)]
     pool = [one for one in pool if is_worth_its_changes(one)]
     pool = [one for one in pool if is_worth_its_settings(one)]
-    ties = [one for one in pool if level(one) >= TIE_RATIO * max(map(level, pool))]
+    highest = max(map(level, pool), default=0.0)
+    ties = [one for one in pool if level(one) >= TIE_RATIO * highest]
     if not ties:
         kept = Decision(baseline.config, baseline.rate, baseline.ci95((), field, change), 1.0, (1.0, 1.0))
         return kept if baseline.rate else None

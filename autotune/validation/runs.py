@@ -283,17 +283,22 @@ def _plan_next_run(
     candidates = [one for one in candidates if one in needed or one.rate >= floor]
     rates = best.rates.values() or (1.0,)
     is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
-    changes = {one.config: len(plan.list_training_changes(one.config)) for one in needed}
-    alternatives = [one for one in needed if changes[one.config] < changes[best.config]]
-    alternative = max(alternatives, key=lambda one: one.rate, default=best)
+    alternative = find_alternative(plan, best, needed)
     active = list[CandidateRuns]()
     if runs < MIN_RUNS:
         active = [baseline, *candidates]
     elif is_scattered or (runs < MAX_RUNS and _is_open(best, baseline, 1.0, field, MAX_RUNS)):
         active = [baseline, *needed]
-    elif runs < MAX_RUNS and _is_open(best, alternative, WORTHWHILE_CHANGE, field):
+    elif alternative is not None and runs < MAX_RUNS and _is_open(best, alternative, WORTHWHILE_CHANGE, field):
         active = [best, alternative]
     return candidates, [one for one in active if not one.is_out]
+
+
+def find_alternative(plan: Plan, runs: CandidateRuns, others: Sequence[CandidateRuns]) -> CandidateRuns | None:
+    """Return the fastest of the others that changes less of the training; None if there is none."""
+    changes = len(plan.list_training_changes(runs.config))
+    fewer = (one for one in others if len(plan.list_training_changes(one.config)) < changes)
+    return max(fewer, key=lambda one: one.rate, default=None)
 
 
 def _is_open(
