@@ -1,7 +1,7 @@
 """The supervisor, the only child of the tuner: it forks a process for each trial, and ends all that a trial starts.
 
-`python -P -m autotune.child.supervisor FD TUNER`: FD is an inherited SEQPACKET socket, TUNER the tuner's process ID.
-One JSON object per packet:
+`python -P -m autotune.child.supervisor FD TUNER [MODULE ...]`: FD is an inherited SEQPACKET socket, TUNER the tuner's
+process ID, and MODULE a part of torch to import at the start. One JSON object per packet:
 
     {"start": {"folder": ..., "working_dir": ..., "interpreter": ...}} with two descriptors, connection and log
                                                                        -> {"pid": N} with a pidfd, or {"errno": N}
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import resource
@@ -184,8 +185,8 @@ def serve_trial(connection: int) -> NoReturn:
     os._exit(0)  # threads and exit handlers of the user's code must not keep a finished process alive
 
 
-def _import_what_trials_need() -> bool:
-    """Import torch and what each trial needs, and return whether trials can be forked afterwards.
+def _import_what_trials_need(modules: Sequence[str]) -> bool:
+    """Import torch, modules and what each trial needs, and return whether trials can be forked afterwards.
 
     Garbage collection of dltune's own objects is frozen first: a trial must not collect more than a training process.
     Threads that know of forks, such as OpenBLAS's, end in a first one.
@@ -198,6 +199,9 @@ def _import_what_trials_need() -> bool:
 
         import autotune.child.probe
         import autotune.child.trial  # noqa: F401
+
+        for name in modules:
+            importlib.import_module(name)
     except Exception:  # the installation is broken, the trial's own process reports it
         return False
     pid = _fork()
@@ -208,16 +212,17 @@ def _import_what_trials_need() -> bool:
 
 def main() -> None:
     """Serve the tuner that the command line names, as its supervisor or as the process of a trial."""
-    descriptor, *tuner = map(int, sys.argv[1:])
+    descriptor, *rest = sys.argv[1:]
     sys.argv[:] = sys.argv[:1]
-    if not tuner:
-        serve_trial(descriptor)
+    if not rest:
+        serve_trial(int(descriptor))
+    tuner, *modules = rest
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # a dataset may signal its parent
     procfs.become_subreaper()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    can_fork = _import_what_trials_need()
-    Supervisor(socket.socket(fileno=descriptor), can_fork=can_fork).serve(tuner[0])
+    can_fork = _import_what_trials_need(modules)
+    Supervisor(socket.socket(fileno=int(descriptor)), can_fork=can_fork).serve(int(tuner))
     os._exit(0)
 
 

@@ -61,7 +61,7 @@ def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tun
     from autotune.runner.supervisor_client import SupervisorClient
 
     with raise_on_signals():
-        with SupervisorClient(request.workload.nproc_per_node) as supervisor:  # imports torch meanwhile
+        with SupervisorClient(request.workload) as supervisor:  # imports torch meanwhile
             from autotune.preparation import find_stored
             from autotune.report.render import render_summary
             from autotune.system.machine import read_machine

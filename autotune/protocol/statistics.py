@@ -52,10 +52,11 @@ def blend_spread(
 def throughput_ci95(
     rates: Sequence[float], picked_of: int = 1, others: Sequence[Sequence[float]] = ()
 ) -> Interval | None:
-    """Return the 95% interval of the throughput of a training run from repeated runs; None for fewer than two.
+    """Return the 95% interval of the throughput of a training run from repeated runs.
 
     The runs are the best of `picked_of` configurations (Bonferroni correction). The spread of `others`, groups of other
-    throughputs on the same machine, informs the prior.
+    throughputs on the same machine, informs the prior. The interval of a single run is None unless they show how much
+    runs vary.
     """
     return _log_interval([math.log(rate) for rate in rates], ROUND_SPREAD, picked_of, others, TRAINING_SHARE)
 
@@ -65,7 +66,8 @@ def paired_ratio(
 ) -> tuple[float, Interval | None]:
     """Return the median ratio of two configurations measured in alternating runs, and its 95% interval.
 
-    `others` are ratios of other configurations to the same base; `picked_of` is as in `throughput_ci95`.
+    `others` are ratios of other configurations to the same base; `picked_of` is as in `throughput_ci95`. The interval
+    of a single pair is None unless they show how much runs vary.
     """
     logs = [math.log(value / base) for value, base in zip(values, bases, strict=True)]
     return math.exp(statistics.median(logs)), _log_interval(logs, math.sqrt(2) * ROUND_SPREAD, picked_of, others)
@@ -86,9 +88,9 @@ def _log_interval(
     others: Sequence[Sequence[float]],
     added_share: float = 0.0,
 ) -> Interval | None:
-    if len(logs) < 2:
-        return None
     squares, degrees = _sum_squares([[math.log(value) for value in one] for one in others])
+    if len(logs) + degrees < 2:
+        return None
     weight = ROUND_WEIGHT + OTHERS_WEIGHT * degrees
     usual = math.sqrt((ROUND_WEIGHT * usual_spread**2 + OTHERS_WEIGHT * squares) / weight)
     spread, quantile = blend_spread(logs, usual, weight, TAIL / max(1, picked_of))

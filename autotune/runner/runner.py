@@ -173,7 +173,7 @@ class TrialRunner:
         self._stall_seconds = stall_seconds
         self.progress = progress or ProgressListener()
         self._owns_supervisor = supervisor is None
-        self._supervisor = supervisor or SupervisorClient(workload.nproc_per_node)
+        self._supervisor = supervisor or SupervisorClient(workload)
         self._child: TrialProcess | None = None
         self._is_releasing = False
         self._end = self._probe_end = math.inf

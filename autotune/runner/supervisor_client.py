@@ -23,18 +23,26 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
+from autotune.request import WorkloadRequest
 from autotune.system.procfs import PROC, TRIAL_VARIABLE, list_tree, signal_all
 
+MODULES_OF_OPTIMIZERS: Final = ("torch._dynamo",)  # torch 2.13 imports it with the first optimizer, in 0.9 s
 MAX_TMPDIR_LENGTH: Final = 60  # characters; AF_UNIX paths end at 108, and torch adds to it
 MAX_REPLY_SECONDS: Final = 120.0  # the first reply waits until torch is imported, maybe from a slow disk
 MAX_END_SECONDS: Final = 20.0
 
 
 class SupervisorClient:
-    """Starts trials, one at a time, of one or more training processes; entering its context begins to import torch."""
+    """Starts trials, one at a time; entering its context begins to import torch.
 
-    def __init__(self, processes: int = 1) -> None:
-        self._processes = processes
+    Args:
+        workload: What the trials measure; None is any dataset with a simulated step.
+    """
+
+    def __init__(self, workload: WorkloadRequest | None = None) -> None:
+        self._processes = 1 if workload is None else workload.nproc_per_node
+        is_simulated = workload is None or workload.step_seconds is not None
+        self._modules = () if is_simulated else MODULES_OF_OPTIMIZERS
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._trial: int | None = None  # process ID
@@ -61,7 +69,7 @@ class SupervisorClient:
         with theirs:
             command = ("-P", "-m", "autotune.child.supervisor", str(theirs.fileno()), str(os.getpid()))
             self._supervisor = subprocess.Popen(
-                [sys.executable, *command],
+                [sys.executable, *command, *self._modules],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -29,8 +29,7 @@ MAX_RUNS: Final = 5  # while the interval of the speedup includes 1, corrected f
 WORTHWHILE_CHANGE: Final = 1.05  # speedup by a change of training; while it is uncertain, there are more runs as well
 MAX_SCATTERED_RUNS: Final = 3  # while only the fastest one's runs differ: one outlier does not move a median of three
 VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
-FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it the baseline's precision does not matter,
-SLOW_BASELINE_SHARE: Final = 0.5  # and it gets this share of a trial's time
+FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it, one run of the baseline is enough
 MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; above it another run is worth its time
 MAX_RUN_ERROR: Final = 0.15  # half-width of the interval of a run; one that is less precise does not show the machine
 DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the fastest, by completed runs; slower candidates are dropped
@@ -109,10 +108,12 @@ class CandidateRuns:
 
         `looks` is how often the interval may be looked at before runs end (Bonferroni correction).
         """
-        numbers = [number for number in self.rates if number in other.rates]
+        numbers, bases = [number for number in self.rates if number in other.rates], other.rates
         if not numbers:
             return self.rate / other.rate, None
-        competing, bases = (one.rates for one in field if one not in {self, other}), other.rates
+        if len(bases) == 1:  # no ratio shows how much runs vary, the rates of the others do
+            return paired_ratio([self.rate], [other.rate], len(field), [list(one.rates.values()) for one in field])
+        competing = (one.rates for one in field if one not in {self, other})
         scatter = [[rate / bases[number] for number, rate in rates.items() if number in bases] for rates in competing]
         values, others = ([one.rates[number] for number in numbers] for one in (self, other))
         return paired_ratio(values, others, looks * max(1, len(field)), scatter)
@@ -256,10 +257,7 @@ def validate(
                 if (runs or position >= 2) and not has_time(1):
                     is_whole = False
                     break
-                is_far_behind = one.rate * FAR_AHEAD_SPEEDUP < max((other.rate for other in candidates), default=0.0)
-                share = SLOW_BASELINE_SHARE if one is baseline and is_far_behind else 1.0
-                request = plan.request.model_copy(update={"trial_seconds": share * plan.request.trial_seconds})
-                while not measure_run(request, one, run_trial, progress, runs + 1) and not one.is_out:
+                while not measure_run(plan.request, one, run_trial, progress, runs + 1) and not one.is_out:
                     pass  # a failed run is repeated
             runs += is_whole or not runs
             candidates, active = _plan_next_run(plan, runs, baseline, candidates, measured[1:])
@@ -272,8 +270,9 @@ def _plan_next_run(
 ) -> tuple[list[CandidateRuns], list[CandidateRuns]]:
     """Return the candidates that may still win, and the configurations to measure next: none if the result is clear.
 
-    The variants of the fastest with default values or unchanged training stay: they show what its settings gain. The
-    best is selected from the whole `field`, in which are those that were dropped.
+    The variants of the fastest with default values or unchanged training stay: they show what its settings gain. A
+    baseline that is far behind after one run rests. The best is selected from the whole `field`, in which are those
+    that were dropped.
     """
     candidates = [one for one in candidates if one.rate]
     best = max(candidates or [baseline], key=lambda one: one.rate)
@@ -284,11 +283,12 @@ def _plan_next_run(
     rates = best.rates.values() or (1.0,)
     is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
     alternative = find_alternative(plan, best, needed)
-    active = list[CandidateRuns]()
+    is_far_behind = len(baseline.rates) == 1 and best.rate > FAR_AHEAD_SPEEDUP * baseline.rate
+    compared, active = [] if is_far_behind else [baseline], list[CandidateRuns]()
     if runs < MIN_RUNS:
-        active = [baseline, *candidates]
-    elif is_scattered or (runs < MAX_RUNS and _is_open(best, baseline, 1.0, field, MAX_RUNS)):
-        active = [baseline, *needed]
+        active = [*compared, *candidates]
+    elif is_scattered or (runs < MAX_RUNS and compared and _is_open(best, baseline, 1.0, field, MAX_RUNS)):
+        active = [*compared, *needed]
     elif alternative is not None and runs < MAX_RUNS and _is_open(best, alternative, WORTHWHILE_CHANGE, field):
         active = [best, alternative]
     return candidates, [one for one in active if not one.is_out]

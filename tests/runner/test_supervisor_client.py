@@ -89,7 +89,7 @@ def test_several_processes_compute_on_one_thread_each_and_caches_stay_where_trai
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    environment = SupervisorClient(processes=2)._make_environment()
+    environment = SupervisorClient(WorkloadRequest(dataset="m:f", nproc_per_node=2))._make_environment()
     assert environment["OMP_NUM_THREADS"] == "1"
     assert Path(environment["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(tempfile.gettempdir())
     assert "OMP_NUM_THREADS" not in SupervisorClient()._make_environment()
