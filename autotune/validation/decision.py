@@ -20,7 +20,6 @@ from autotune.search.study import TrialRecord
 from autotune.settings import describe_difference, differing_settings
 from autotune.validation.runs import CandidateRuns, Validation, find_alternative, measure_change
 
-MIN_CANDIDATES: Final = 2
 NEAR_BEST_RATIO: Final = 0.92  # of the best of the search, whose trials are accurate to about 5%
 MIN_CANDIDATE_RATIO: Final = 0.75  # of the best of the search, which may be an outlier
 MIN_EXPECTED_GAIN: Final = 1.02  # of non-default settings, by the search; the validation cannot show a smaller one
@@ -50,9 +49,9 @@ def select_candidates(
     """Select the configurations that deserve a second measurement; none if no trial completed.
 
     These are the best; its variants in order, with default values and with unchanged training; the one with the fewest
-    workers near the best, and with the most if threads of the step spin; and the next best up to `MIN_CANDIDATES`. The
-    expected throughput, in samples per second, replaces the measured one. If non-default settings are not expected to
-    gain, their variant replaces the best.
+    workers near the best, and with the most if threads of the step spin; and the next best with other workers if all of
+    these have as many. The expected throughput, in samples per second, replaces the measured one. If non-default
+    settings are not expected to gain, their variant replaces the best.
     """
     rates = {one.config: expected.get(one.config, one.samples_per_second) for one in records if one.is_feasible}
     ranked = sorted(rates, key=lambda config: rates[config], reverse=True)
@@ -71,8 +70,11 @@ def select_candidates(
     if has_spinning_step(plan.workload):  # short trials of such a step differ by as much as numbers of workers do
         variants.append(plan.default_variant(near[-1]))
     selected = dict.fromkeys([best, *(config for config in variants if config in rates or is_allowed(config))])
-    rest = [config for config in ranked if rates[config] >= MIN_CANDIDATE_RATIO * rates[top] and config not in selected]
-    return [*selected, *rest[: max(0, MIN_CANDIDATES - len(selected))]]
+    if len(workers := {config.dataloader.num_workers for config in selected}) == 1:  # a short trial may be off by 10%
+        others = (one for one in ranked if one.dataloader.num_workers not in workers)
+        other = next((one for one in others if rates[one] >= MIN_CANDIDATE_RATIO * rates[top]), None)
+        return [*selected, *([] if other is None else [other])]
+    return list(selected)
 
 
 def decide(

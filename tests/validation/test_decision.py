@@ -70,7 +70,13 @@ def test_the_most_workers_near_the_best_are_selected_beside_a_step_whose_threads
 def test_the_variants_of_the_best_are_selected_even_if_the_search_never_tried_them() -> None:
     odd, ordered = usual(8, prefetch_factor=4, in_order=False), usual(8, prefetch_factor=4)
     assert select((ordered, 1000.0)) == [ordered, usual(8)]
-    assert select((odd, 1000.0), (usual(4), 910.0)) == [odd, ordered, usual(8)]
+    assert select((odd, 1000.0), (usual(4), 740.0)) == [odd, ordered, usual(8)]
+
+
+def test_if_all_candidates_have_as_many_workers_the_best_with_another_number_is_one_too() -> None:
+    odd = usual(8, prefetch_factor=4)
+    assert select((odd, 1000.0), (usual(2), 760.0), (usual(4), 910.0)) == [odd, usual(8), usual(4)]
+    assert select((odd, 1000.0), (usual(2), 930.0), (usual(4), 940.0)) == [odd, usual(8), usual(2)]
 
 
 def test_a_trial_at_the_limit_is_near_the_best_or_a_candidate() -> None:
