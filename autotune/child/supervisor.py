@@ -3,15 +3,15 @@
 `python -P -m autotune.child.supervisor FD TUNER [MODULE ...]`: FD is an inherited SEQPACKET socket, TUNER the tuner's
 process ID, and MODULE a part of torch to import at the start. One JSON object per packet:
 
-    {"start": {"folder": ..., "working_dir": ...}} with two descriptors, connection and log
+    {"start": {"folder": ..., "working_dir": ..., "interpreter": ...}} with two descriptors, connection and log
                                                                        -> {"pid": N} with a pidfd, or {"errno": N}
     {"status": N}                                                      -> {"status": exit code or null}
     {"end": [processes that were seen to belong to the trial]}         -> {"survivors": [...]}
 
 The supervisor has one thread, never runs the user's code, and is a child subreaper: every process of a trial stays its
 descendant, also if it leaves the session or loses its parent. It imports torch once, so that a trial starts in 0.2 s
-instead of 2. A trial is a new interpreter if the import leaves a thread behind. When the tuner ends, however that
-happens, the socket closes and the supervisor ends the trial.
+instead of 2. A trial is a new interpreter if `interpreter` asks for it, or if the import leaves a thread behind. When
+the tuner ends, however that happens, the socket closes and the supervisor ends the trial.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Supervisor:
         else:
             if not pid:
                 self._connection.close()
-                _run_as_child(trial, connection, log, supervisor, is_interpreter=not self._can_fork)
+                trial["interpreter"] = trial["interpreter"] or not self._can_fork
+                _run_as_child(trial, connection, log, supervisor)
             pidfd = os.pidfd_open(pid)  # before the process can be reaped
             self._send({"pid": pid}, (pidfd,))
             os.close(pidfd)
@@ -144,9 +145,7 @@ def _fork() -> int:
         return os.fork()
 
 
-def _run_as_child(
-    trial: dict[str, Any], connection: int, log: int, supervisor: int, *, is_interpreter: bool
-) -> NoReturn:
+def _run_as_child(trial: dict[str, Any], connection: int, log: int, supervisor: int) -> NoReturn:
     """Serve the tuner as the process of a trial: own session, folder, output, random numbers, default signals."""
     os.setsid()
     procfs.die_with_parent()  # the supervisor has one thread, so that its end is that of its thread
@@ -162,7 +161,7 @@ def _run_as_child(
         Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel must never choose the user's other processes
     os.chdir(trial["working_dir"])
     os.environ["TMPDIR"] = trial["folder"]
-    if is_interpreter:
+    if trial["interpreter"]:
         os.set_inheritable(connection, True)
         os.execv(sys.executable, [sys.executable, "-P", "-m", "autotune.child.supervisor", str(connection)])  # noqa: S606  # nothing is quoted
     tempfile.tempdir = None

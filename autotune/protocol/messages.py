@@ -24,6 +24,7 @@ MEASURING_PHASE: Final = "measuring"  # of a trial
 
 Role = Literal["main", "workers"]
 Stage = Literal["import", "device", "ranks", "dataset", "step", "probe", "trial", "running step"]
+NewProcess = Literal["fork", "interpreter"]
 
 
 class TrialRequest(FrozenModel):
@@ -35,7 +36,7 @@ class TrialRequest(FrozenModel):
     seconds: Seconds  # time limit
     precision: Fraction = 0.02  # relative half-width of the 95% interval at which the measurement may end
     prune_below: Rate | None = None  # throughput below which the trial may end, samples per second
-    new_process: bool = False  # instead of the process of the last trial
+    new_process: NewProcess | None = None  # None: in the process of the last trial
     gpu_bytes: Count | None = None  # limit of the device memory allocator; None for all of the device
 
 

@@ -43,9 +43,11 @@ MAX_TRIAL_OVERHEAD: Final = 4.0  # times the trial's seconds: starting workers, 
 
 
 class TrialProcess:
-    """A child that serves trials one after another."""
+    """A child that serves trials one after another; a fork of the supervisor, or a new interpreter."""
 
-    def __init__(self, supervisor: SupervisorClient, working_dir: str, progress: ProgressListener) -> None:
+    def __init__(
+        self, supervisor: SupervisorClient, working_dir: str, progress: ProgressListener, *, interpreter: bool = False
+    ) -> None:
         self.batches = 0  # that the running command last reported
         self._supervisor = supervisor
         self._progress = progress
@@ -57,7 +59,7 @@ class TrialProcess:
             on_error.callback(shutil.rmtree, self._folder, ignore_errors=True)
             on_error.callback(ours.close)
             with theirs, self._log_path.open("ab") as log:
-                self._pidfd = supervisor.start(theirs.fileno(), log, self._folder, working_dir)
+                self._pidfd = supervisor.start(theirs.fileno(), log, self._folder, working_dir, interpreter=interpreter)
             on_error.pop_all()
         self._channel = messages.Channel(ours)
         self.monitor = ResourceMonitor(supervisor.supervisor_pid)
@@ -273,8 +275,10 @@ class TrialRunner:
         self._role = role
         if self._child is None:
             began = time.monotonic()
+            is_new = isinstance(command, TrialRequest) and command.new_process == "interpreter"
+            folder = self._workload.working_dir
             try:
-                self._child = TrialProcess(self._supervisor, self._workload.working_dir, self.progress)
+                self._child = TrialProcess(self._supervisor, folder, self.progress, interpreter=is_new)
             except OSError as error:  # no space for a folder, no process left
                 where = f" ({error.filename})" if error.filename is not None else ""
                 raise TrialError(f"Trials can no longer be run: {error.strerror or error}{where}.") from None

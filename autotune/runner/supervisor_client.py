@@ -89,13 +89,13 @@ class SupervisorClient:
         threads = {"OMP_NUM_THREADS": "1"} if self._processes > 1 else {}  # as under torchrun
         return {**caches, **threads, **os.environ, TRIAL_VARIABLE: "1"}
 
-    def start(self, connection: int, log: BinaryIO, folder: Path, working_dir: str) -> int:
+    def start(self, connection: int, log: BinaryIO, folder: Path, working_dir: str, *, interpreter: bool) -> int:
         """Start the process of a trial, and return its pidfd, or raise OSError if the machine does not allow it.
 
         `connection` is the descriptor of its socket, and `log` receives its stdout and stderr. The supervisor removes
-        `folder`, its private temporary folder.
+        `folder`, its private temporary folder. `interpreter` asks for a new interpreter instead of a fork.
         """
-        trial = {"folder": str(folder), "working_dir": str(Path(working_dir).resolve())}
+        trial = {"folder": str(folder), "working_dir": str(Path(working_dir).resolve()), "interpreter": interpreter}
         self.prepare()
         reply, received = self._ask({"start": trial}, (connection, log.fileno()))
         if "errno" in reply:

@@ -17,7 +17,7 @@ from autotune.errors import capture_interruption
 from autotune.profiles.schema import BatchWaits, CandidateResult
 from autotune.progress import ProgressListener
 from autotune.protocol.measurement import Measurement, TrialResult
-from autotune.protocol.messages import RunTrial, TrialRequest
+from autotune.protocol.messages import NewProcess, RunTrial, TrialRequest
 from autotune.protocol.statistics import paired_ratio, throughput_ci95
 from autotune.protocol.throughput import estimate
 from autotune.request import TuningRequest
@@ -316,10 +316,15 @@ def _is_open(
 def measure_run(
     request: TuningRequest, runs: CandidateRuns, run_trial: RunTrial, progress: ProgressListener, number: int
 ) -> bool:
-    """Measure a configuration once in a fresh process; return whether the run completed."""
+    """Measure a configuration once in a fresh process; return whether the run completed.
+
+    A process that loads data itself is a new interpreter, as in training. All forks of a supervisor inherit one layout
+    of its memory: without workers, samples of 4 MiB are loaded at 225 or at 320 per second, depending on it.
+    """
     progress.show_run(number, runs.config, None)
     limits: dict[str, Any] = {"seconds": request.trial_seconds, "precision": VALIDATION_PRECISION}
-    result = run_trial(TrialRequest(config=runs.config, epochs=request.epochs, new_process=True, **limits))
+    kind: NewProcess = "fork" if runs.config.dataloader.num_workers else "interpreter"
+    result = run_trial(TrialRequest(config=runs.config, epochs=request.epochs, new_process=kind, **limits))
     runs.add(number, result, request.epochs)
     progress.show_run(number, runs.config, 0.0 if result.measurement is None else runs.rates[number])
     return result.measurement is not None

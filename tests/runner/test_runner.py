@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import psutil
 import pytest
 
 from autotune.config import ProcessSettings
+from autotune.protocol.messages import NewProcess
 from autotune.runner.runner import TrialProcess, TrialRunner, describe_survivors
 from tests.conftest import list_trial_processes
 from tests.faults.stage import await_condition
@@ -64,12 +66,14 @@ def test_a_child_runs_trials_until_it_has_read_the_dataset_and_workers_must_not_
     assert len(set(children)) == 2
 
 
-def test_a_trial_runs_in_a_new_process_if_asked_for(honest: TrialRunner) -> None:
-    children = []
-    for is_new in (False, False, True):
-        assert honest.run(make_request(2, new_process=is_new)).status == "completed"
+def test_a_trial_runs_in_a_new_fork_or_in_a_new_interpreter_if_asked_for(honest: TrialRunner) -> None:
+    children, commands = [], []
+    for kind in (None, *get_args(NewProcess)):
+        assert honest.run(make_request(2, new_process=kind)).status == "completed"
         children.append(find_child())
-    assert children[0] == children[1] != children[2]
+        commands.append(children[-1].cmdline())
+    assert len(set(children)) == 3
+    assert commands[0] == commands[1] != commands[2]
 
 
 def test_workers_are_gone_before_the_next_trial_starts(honest: TrialRunner) -> None:
@@ -164,7 +168,7 @@ def test_samples_are_counted_by_the_sampler_whatever_shape_they_arrive_in() -> N
 def test_a_step_is_warmed_up_before_anything_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CALLS_FILE", str(tmp_path / "calls"))
     with open_runner("make_honest", step="tests.misbehaving:make_counting_step", step_seconds=None) as runner:
-        result = runner.run(make_request(workers=1, new_process=True))
+        result = runner.run(make_request(workers=1, new_process="fork"))
     assert result.measurement is not None
     timed = sum(trace.batches for trace in result.measurement.epochs)
     assert len((tmp_path / "calls").read_bytes()) == timed + 3

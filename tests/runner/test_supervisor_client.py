@@ -25,16 +25,16 @@ THREADED = "import threading, time\nthreading.Thread(target=time.sleep, args=(36
 
 
 def run_fresh(runner: TrialRunner) -> TrialResult:
-    return runner.run(make_request(0, new_process=True))
+    return runner.run(make_request(0, new_process="fork"))
 
 
-def start_process(client: SupervisorClient, tmp_path: Path) -> tuple[object, dict[str, str]]:
+def start_process(client: SupervisorClient, tmp_path: Path, *, interpreter: bool) -> tuple[object, dict[str, str]]:
     """Load a dataset whose factory writes what it finds around it, and return that."""
     note = tmp_path / "note"
     request = WorkloadRequest(
         dataset="tests.misbehaving:make_telling", dataset_args={"note": str(note)}, step_seconds=1e-4, working_dir=ROOT
     )
-    process = TrialProcess(client, ROOT, ProgressListener())
+    process = TrialProcess(client, ROOT, ProgressListener(), interpreter=interpreter)
     try:
         report = process.command(LoadCommand(workload=request), Limits(LIMITS, 60.0, 60.0))
     finally:
@@ -42,20 +42,10 @@ def start_process(client: SupervisorClient, tmp_path: Path) -> tuple[object, dic
     return report, dict(line.split("=", 1) for line in note.read_text().splitlines())
 
 
-def leave_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every interpreter start a thread, so that a process of its own cannot be forked from it."""
-    (tmp_path / "sitecustomize.py").write_text(THREADED)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-
-
 @pytest.mark.parametrize("interpreter", [False, True], ids=["forked", "interpreter"])
-def test_the_environment_of_a_trial_does_not_depend_on_how_it_was_started(
-    interpreter: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if interpreter:
-        leave_thread(tmp_path, monkeypatch)
+def test_the_environment_of_a_trial_does_not_depend_on_how_it_was_started(interpreter: bool, tmp_path: Path) -> None:
     with SupervisorClient() as client:
-        report, found = start_process(client, tmp_path)
+        report, found = start_process(client, tmp_path, interpreter=interpreter)
     assert isinstance(report, ReadyReport)
     assert found["folder"] == ROOT
     assert found["tempdir"] == found["TMPDIR"]
@@ -84,7 +74,8 @@ def test_a_supervisor_that_was_killed_is_replaced() -> None:
 def test_trials_are_interpreters_where_a_fork_would_lose_a_thread_and_the_supervisor_ends_with_the_tuner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave_thread(tmp_path, monkeypatch)
+    (tmp_path / "sitecustomize.py").write_text(THREADED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
         assert run_fresh(runner).status == "completed"
         supervisor = psutil.Process(client.supervisor_pid)

@@ -143,6 +143,12 @@ def steady(config: LoaderConfig, number: int) -> float:
     return 100.0 + 100.0 * config.dataloader.num_workers
 
 
+def test_a_configuration_without_workers_is_measured_in_new_interpreters() -> None:
+    _, asked = validate_with(steady)
+    kinds = {(request.config.dataloader.num_workers > 0, request.new_process) for request in asked}
+    assert kinds == {(False, "interpreter"), (True, "fork")}
+
+
 def test_a_quiet_machine_needs_no_more_runs_and_a_slow_candidate_is_not_measured_again() -> None:
     found, _ = validate_with(steady)
     assert found.runs == MIN_RUNS
