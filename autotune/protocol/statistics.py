@@ -89,7 +89,7 @@ def _log_interval(
     added_share: float = 0.0,
 ) -> Interval | None:
     squares, degrees = _sum_squares([[math.log(value) for value in one] for one in others])
-    if len(logs) + degrees < 2:
+    if not logs or len(logs) + degrees < 2:
         return None
     weight = ROUND_WEIGHT + OTHERS_WEIGHT * degrees
     usual = math.sqrt((ROUND_WEIGHT * usual_spread**2 + OTHERS_WEIGHT * squares) / weight)

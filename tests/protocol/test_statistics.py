@@ -54,6 +54,12 @@ def test_scatter_selection_and_fewer_runs_widen_the_interval(rates: list[float],
 @pytest.mark.parametrize("rates", [[], [5.0]])
 def test_fewer_than_two_runs_have_no_interval(rates: list[float]) -> None:
     assert throughput_ci95(rates) is None
+
+
+def test_nothing_has_no_interval_although_others_show_how_much_runs_vary() -> None:
+    others = [[100.0, 101.0], [50.0, 51.0]]
+    assert throughput_ci95([], others=others) is None
+    assert throughput_ci95([100.0], others=others) is not None
     assert paired_ratio([300.0], [100.0])[1] is None
 
 
