@@ -139,6 +139,7 @@ def make_telling(note: str | None = None) -> Honest:
         "session": "own" if os.getsid(0) == os.getpgid(0) else "another's",
         "argv": len(sys.argv),
         "shared_anonymous_mib": shared // 1024,
+        "torch's compiler is imported": "torch._dynamo" in sys.modules,
         "torch is collected": any(one is vars(torch) for one in gc.get_objects()),
         "drawn": random.random(),
         "drawn by numpy": float(numpy.random.random()),

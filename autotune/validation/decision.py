@@ -70,11 +70,10 @@ def select_candidates(
     if has_spinning_step(plan.workload):  # short trials of such a step differ by as much as numbers of workers do
         variants.append(plan.default_variant(near[-1]))
     selected = dict.fromkeys([best, *(config for config in variants if config in rates or is_allowed(config))])
-    if len(workers := {config.dataloader.num_workers for config in selected}) == 1:  # a short trial may be off by 10%
-        others = (one for one in ranked if one.dataloader.num_workers not in workers)
-        other = next((one for one in others if rates[one] >= MIN_CANDIDATE_RATIO * rates[top]), None)
-        return [*selected, *([] if other is None else [other])]
-    return list(selected)
+    workers = {config.dataloader.num_workers for config in selected}
+    others = [one for one in ranked if one.dataloader.num_workers not in workers]
+    others = [one for one in others if rates[one] >= MIN_CANDIDATE_RATIO * rates[top]]
+    return [*selected, *(others[:1] if len(workers) == 1 else ())]  # a short trial may be off by 10%
 
 
 def decide(

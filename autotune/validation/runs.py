@@ -108,15 +108,15 @@ class CandidateRuns:
 
         `looks` is how often the interval may be looked at before runs end (Bonferroni correction).
         """
-        numbers, bases = [number for number in self.rates if number in other.rates], other.rates
+        numbers, picked_of = [number for number in self.rates if number in other.rates], looks * max(1, len(field))
         if not numbers:
             return self.rate / other.rate, None
-        if len(bases) == 1:  # no ratio shows how much runs vary, the rates of the others do
-            return paired_ratio([self.rate], [other.rate], len(field), [list(one.rates.values()) for one in field])
-        competing = (one.rates for one in field if one not in {self, other})
+        if len(other.rates) == 1:  # no ratio shows how much runs vary, the rates of the field do
+            return paired_ratio([self.rate], [other.rate], picked_of, [list(one.rates.values()) for one in field])
+        competing, bases = (one.rates for one in field if one not in {self, other}), other.rates
         scatter = [[rate / bases[number] for number, rate in rates.items() if number in bases] for rates in competing]
         values, others = ([one.rates[number] for number in numbers] for one in (self, other))
-        return paired_ratio(values, others, looks * max(1, len(field)), scatter)
+        return paired_ratio(values, others, picked_of, scatter)
 
     def is_faster_than(
         self, other: CandidateRuns, min_speedup: float, field: Sequence[CandidateRuns] = (), floor: float = 1.0
@@ -284,10 +284,10 @@ def _plan_next_run(
     is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
     alternative = find_alternative(plan, best, needed)
     is_far_behind = len(baseline.rates) == 1 and best.rate > FAR_AHEAD_SPEEDUP * baseline.rate
-    compared, active = [] if is_far_behind else [baseline], list[CandidateRuns]()
+    active = list[CandidateRuns]()
     if runs < MIN_RUNS:
-        active = [*compared, *candidates]
-    elif runs < MAX_RUNS and compared and _is_open(best, baseline, 1.0, field, MAX_RUNS):
+        active = candidates if is_far_behind else [baseline, *candidates]
+    elif runs < MAX_RUNS and not is_far_behind and _is_open(best, baseline, 1.0, field, MAX_RUNS):
         active = [baseline, *needed]
     elif is_scattered:
         active = needed

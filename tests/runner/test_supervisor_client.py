@@ -54,6 +54,15 @@ def test_the_environment_of_a_trial_does_not_depend_on_how_it_was_started(interp
     assert found["torch is collected"] == "True"  # by the garbage collector, in workers as well
 
 
+@pytest.mark.parametrize(("step_seconds", "is_imported"), [(1e-4, "False"), (None, "True")], ids=["simulated", "real"])
+def test_a_process_that_makes_an_optimizer_is_forked_with_what_that_needs(
+    step_seconds: float | None, is_imported: str, tmp_path: Path
+) -> None:
+    with SupervisorClient(WorkloadRequest(dataset="m:f", step_seconds=step_seconds)) as client:
+        _, found = start_process(client, tmp_path, interpreter=False)
+    assert found["torch's compiler is imported"] == is_imported
+
+
 def test_chances_differ_from_fork_to_fork(tmp_path: Path) -> None:
     notes = []
     with open_runner("make_telling", dataset_args={"note": str(tmp_path / "note")}) as runner:
