@@ -18,6 +18,7 @@ WORKER_BYTES: Final = 48 * 2**20  # of a worker whose memory is not known yet: t
 MEASURED_WORKERS: Final = 4  # reading the memory of one takes a millisecond or two
 GROWTH: Final = 1.25  # of a worker's memory later in the run
 SHM_SHARE: Final = 0.8  # of the free space of /dev/shm
+SHM_READINGS: Final = 3  # a batch that a worker returns during one of them seems to be another program's
 HELD_BATCHES: Final = 2  # in the training process: the one in use, and the next one
 RESERVED_FILES: Final = 128
 FILES_PER_WORKER: Final = 8  # of queues, in the training process
@@ -81,9 +82,8 @@ class WorkerLimits:
         most = self._read_budget(running * self._typical_bytes) // (self._worker_bytes + in_flight)
         most = min(most, running + min(self._most - kept, files // (FILES_PER_WORKER + tensors)))
         if in_flight and self._fit_in_shm(in_flight, 0) < most:
-            pids = [os.getpid(), *(one.pid for one in workers if one.pid is not None)]  # two milliseconds for each
-            segments = len(set[str]().union(*map(list_used_segments, pids)))
-            most = min(most, self._fit_in_shm(in_flight, segments * self._batch_bytes // self._batch_tensors))
+            pids = [os.getpid(), *(one.pid for one in workers if one.pid is not None)]
+            most = min(most, max(self._fit_workers(pids, in_flight) for _ in range(SHM_READINGS)))
         return min(self._most, kept + max(0, most - running))
 
     def note_positions(self) -> None:
@@ -98,6 +98,11 @@ class WorkerLimits:
         if not moved:
             return ""
         return f"workers would share the position of {moved[0]}; open it in the first call of __getitem__"
+
+    def _fit_workers(self, pids: list[int], in_flight: int) -> int:
+        """Return the workers whose batches fit in /dev/shm without those of these processes; 2 ms for each process."""
+        segments = len(set[str]().union(*map(list_used_segments, pids)))
+        return self._fit_in_shm(in_flight, segments * self._batch_bytes // self._batch_tensors)
 
     def _fit_in_shm(self, in_flight: int, ours: int) -> int:
         """Return the workers whose batches fit in /dev/shm, of which this many bytes are ours."""

@@ -36,17 +36,17 @@ class Waiting(Dataset):
         time.sleep(0.03)
         return index, [torch.full((self.floats,), float(index)) for _ in range(self.tensors)]
 
-floats, tensors, worker_bytes, files, own, seconds = map(int, sys.argv[1:7])
+floats, tensors, worker_bytes, files, own = map(int, sys.argv[1:6])
 if files:
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 loader = DataLoader(Waiting(floats, tensors, worker_bytes), batch_size=1, num_workers=own)
-autopilot(loader, None, **eval(sys.argv[7]))
+autopilot(loader, None, **eval(sys.argv[6]))
 began = time.monotonic()
 for position, (index, values) in enumerate(loader):
     assert index.item() == position == values[-1][0, -1].item()
-    if time.monotonic() - began > seconds:
+    controller = loader.autopilot_state.controller
+    if time.monotonic() - began > (10 if controller.has_converged else 60):
         break
-controller = loader.autopilot_state.controller
 print(max(one.workers for one in controller.windows), controller.failure)
 """
 
@@ -54,7 +54,7 @@ print(max(one.workers for one in controller.windows), controller.failure)
 def list_command(
     floats: int = 1, tensors: int = 1, worker_mib: int = 0, files: int = 0, own: int = 0, options: str = "{}"
 ) -> list[str]:
-    numbers = (floats, tensors, worker_mib * MIB, files, own, 15)
+    numbers = (floats, tensors, worker_mib * MIB, files, own)
     return [sys.executable, "-c", PROGRAM, *map(str, numbers), options]
 
 
