@@ -14,6 +14,7 @@ from typing import Final
 from autotune.config import CONFIDENCE, Interval
 
 ROUND_SPREAD: Final = 0.045  # prior of the relative spread of whole runs in fresh processes; measured 1% to 9%
+PAIR_SPREAD: Final = 0.033  # the same for runs that alternate with those they are compared with; measured in 57 pairs
 ROUND_WEIGHT: Final = 2  # degrees of freedom of the prior
 OTHERS_WEIGHT: Final = 0.5  # of each degree of freedom of other configurations: their spread is similar, not equal
 TRAINING_SHARE: Final = 0.25  # of the variance of a run, by which the training itself varies
@@ -70,7 +71,7 @@ def paired_ratio(
     of a single pair is None unless they show how much runs vary.
     """
     logs = [math.log(value / base) for value, base in zip(values, bases, strict=True)]
-    return math.exp(statistics.median(logs)), _log_interval(logs, math.sqrt(2) * ROUND_SPREAD, picked_of, others)
+    return math.exp(statistics.median(logs)), _log_interval(logs, math.sqrt(2) * PAIR_SPREAD, picked_of, others)
 
 
 def _sum_squares(groups: Sequence[Sequence[float]]) -> tuple[float, int]:

@@ -18,13 +18,12 @@ from autotune.search.cost_model import has_spinning_step
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.settings import describe_difference, differing_settings
-from autotune.validation.runs import CandidateRuns, Validation, find_alternative, measure_change
+from autotune.validation.runs import MIN_SPEEDUP, CandidateRuns, Validation, find_alternative, measure_change
 
 NEAR_BEST_RATIO: Final = 0.92  # of the best of the search, whose trials are accurate to about 5%
 MIN_CANDIDATE_RATIO: Final = 0.75  # of the best of the search, which may be an outlier
 MIN_EXPECTED_GAIN: Final = 1.02  # of non-default settings, by the search; the validation cannot show a smaller one
 TIE_RATIO: Final = 0.97  # of the fastest, whose throughput is biased upwards by the selection
-MIN_SPEEDUP: Final = 1.02  # over the baseline or over unchanged training
 NEARLY_FULL_SHARE: Final = 0.8  # of a budget; a configuration that uses more loses against one that uses less
 
 

@@ -25,7 +25,8 @@ from autotune.search.plan import Plan
 from autotune.system.cgroups import CpuCounters, background_cpus, read_cpu_counters, steal_share, throttled_share
 
 MIN_RUNS: Final = 2
-MAX_RUNS: Final = 5  # while the interval of the speedup includes 1, corrected for looking at it after every run
+MAX_RUNS: Final = 5  # while a speedup is not certain, by an interval corrected for looking at it after every run
+MIN_SPEEDUP: Final = 1.02  # over the baseline or over unchanged training; a smaller one is no gain
 WORTHWHILE_CHANGE: Final = 1.05  # speedup by a change of training; while it is uncertain, there are more runs as well
 MAX_SCATTERED_RUNS: Final = 3  # while only the fastest one's runs differ: one outlier does not move a median of three
 VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
@@ -287,7 +288,7 @@ def _plan_next_run(
     active = list[CandidateRuns]()
     if runs < MIN_RUNS:
         active = candidates if is_far_behind else [baseline, *candidates]
-    elif runs < MAX_RUNS and not is_far_behind and _is_open(best, baseline, 1.0, field, MAX_RUNS):
+    elif runs < MAX_RUNS and not is_far_behind and _is_open(best, baseline, MIN_SPEEDUP, field, MAX_RUNS):
         active = [baseline, *needed]
     elif is_scattered:
         active = needed

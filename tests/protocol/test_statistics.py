@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.protocol.statistics import (
+    PAIR_SPREAD,
     ROUND_SPREAD,
     ROUND_WEIGHT,
     TAIL,
@@ -73,7 +74,7 @@ def test_noise_that_both_share_in_a_repetition_cancels_in_their_ratio(bases: lis
 
 def test_the_ratio_is_the_median_and_its_interval_is_taken_on_logarithms() -> None:
     ratio, interval = paired_ratio([100.0, 200.0, 400.0], [100.0, 100.0, 100.0])
-    variance = (ROUND_WEIGHT * 2 * ROUND_SPREAD**2 + 2 * math.log(2) ** 2) / (ROUND_WEIGHT + 2)
+    variance = (ROUND_WEIGHT * 2 * PAIR_SPREAD**2 + 2 * math.log(2) ** 2) / (ROUND_WEIGHT + 2)
     half = student_t(ROUND_WEIGHT + 2) * math.sqrt(variance / 3)
     assert ratio == pytest.approx(2.0)
     assert interval == pytest.approx((2 * math.exp(-half), 2 * math.exp(half)))
