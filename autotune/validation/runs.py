@@ -307,11 +307,18 @@ def find_alternative(plan: Plan, runs: CandidateRuns, others: Sequence[Candidate
 def _is_open(
     best: CandidateRuns, other: CandidateRuns, min_speedup: float, field: Sequence[CandidateRuns], looks: int = 1
 ) -> bool:
-    """Return whether the best is faster than another one by more than this, but may also be slower."""
+    """Return whether the best is faster than another one by more than this, which further runs may show for certain.
+
+    Up to MAX_RUNS, an interval narrows at most with the square of the number of runs: by the mean, by the quantile of
+    Student's t, and by a spread below the usual one.
+    """
     if best is other or not (best.rate and other.rate):
         return False
     speedup, interval = best.compare(other, field, looks)
-    return interval is not None and speedup > min_speedup and interval[0] <= 1
+    if interval is None or speedup <= min_speedup or interval[0] > 1:
+        return False
+    low, high = (math.log(end) for end in interval)
+    return low + high > (high - low) * (min(len(best.rates), len(other.rates)) / MAX_RUNS) ** 2
 
 
 def measure_run(

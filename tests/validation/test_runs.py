@@ -169,12 +169,20 @@ def test_if_only_the_runs_of_the_fastest_differ_it_is_measured_once_more() -> No
     assert [one.config for one in found.candidates] == [FEW, MANY]
 
 
-def test_a_gain_in_doubt_gets_all_runs_of_the_fastest_and_of_the_baseline() -> None:
-    found, _ = validate_with(lambda config, number: (98.0 if number % 2 else 120.0) if config in (FEW, MANY) else 100.0)
+def test_an_uncertain_gain_gets_all_runs_of_the_fastest_and_of_the_baseline() -> None:
+    found, _ = validate_with(
+        lambda config, number: (104.0 if number % 2 else 107.0) if config in (FEW, MANY) else 100.0
+    )
     assert found.runs == MAX_RUNS
     baseline, fastest, other = found.measured
     assert tuple(baseline.rates) == tuple(fastest.rates) == tuple(range(1, MAX_RUNS + 1))
     assert len(other.rates) == MIN_RUNS
+
+
+@pytest.mark.parametrize(("rates", "runs"), [((101.0, 101.0), 2), ((102.0, 102.5), 2), ((98.0, 120.0), 4)])
+def test_runs_end_when_five_could_not_show_the_gain_either(rates: tuple[float, float], runs: int) -> None:
+    found, _ = validate_with(lambda config, number: rates[number % 2] if config in (FEW, MANY) else 100.0)
+    assert found.runs == runs
 
 
 def test_a_large_gain_is_uncertain_if_its_runs_scatter_so_far_that_its_interval_includes_one() -> None:
