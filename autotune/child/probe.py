@@ -35,7 +35,7 @@ from autotune.protocol.statistics import student_t
 from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
 from autotune.settings import SETTINGS
 from autotune.system.procfs import memory_upper_bound
-from autotune.system.software import read_software
+from autotune.system.software import list_libraries, read_software
 
 LOAD_SECONDS: Final = 0.5  # of loading batches of one size
 MAX_LOADED: Final = 50  # batches of one size; each has another size if its samples are padded
@@ -150,7 +150,7 @@ def profile_workload(
         accelerator=read_accelerator(device),
         gpu_free_bytes=free_bytes,
     )
-    return ProbeReport(profile=profile, digests=reader.digests)
+    return ProbeReport(profile=profile, digests=reader.digests, libraries=tuple(list_libraries()))
 
 
 def profile_sizes(

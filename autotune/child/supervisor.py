@@ -1,17 +1,19 @@
 """The supervisor, the only child of the tuner: it forks a process for each trial, and ends all that a trial starts.
 
-`python -P -m autotune.child.supervisor FD TUNER [MODULE ...]`: FD is an inherited SEQPACKET socket, TUNER the tuner's
-process ID, and MODULE a part of torch to import at the start. One JSON object per packet:
+`python -P -m autotune.child.supervisor FD TUNER`: FD is an inherited SEQPACKET socket, TUNER the tuner's process ID.
+One JSON object per packet:
 
     {"start": {"folder": ..., "working_dir": ..., "interpreter": ...}} with two descriptors, connection and log
                                                                        -> {"pid": N} with a pidfd, or {"errno": N}
+    {"import": [names of modules]}                                     -> {"imported": whether trials can be forked}
     {"status": N}                                                      -> {"status": exit code or null}
     {"end": [processes that were seen to belong to the trial]}         -> {"survivors": [...]}
 
 The supervisor has one thread, never runs the user's code, and is a child subreaper: every process of a trial stays its
-descendant, also if it leaves the session or loses its parent. It imports torch once, so that a trial starts in 0.2 s
-instead of 2. A trial is a new interpreter if `interpreter` asks for it, or if the import leaves a thread behind. When
-the tuner ends, however that happens, the socket closes and the supervisor ends the trial.
+descendant, also if it leaves the session or loses its parent. It imports torch once, and later the installed libraries
+that the workload imports, so that a trial starts in 0.2 s instead of 2 or 15. A trial is a new interpreter if
+`interpreter` asks for it, or if the import leaves a thread behind. When the tuner ends, however that happens, the
+socket closes and the supervisor ends the trial.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from typing import Any, Final, NoReturn
 from autotune.child.errors import dump_stacks_on_signal, report_unsent_data
 from autotune.system import procfs
 
-MAX_REQUEST_BYTES: Final = 2**16
+MAX_REQUEST_BYTES: Final = 2**17
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
 MAX_EXIT_SECONDS: Final = 60.0  # for a killed process to give its memory and its device back
 KILL_INTERVAL_SECONDS: Final = 0.01
@@ -67,6 +69,8 @@ class Supervisor:
             request = json.loads(message)
             if "start" in request:
                 self._start(request["start"], *descriptors)
+            elif "import" in request:
+                self._send({"imported": self._import(request["import"])})
             elif "status" in request:
                 self._reap()
                 self._send({"status": self._statuses.get(request["status"])})
@@ -99,6 +103,19 @@ class Supervisor:
             os.close(pidfd)
         for descriptor in (connection, log):
             os.close(descriptor)
+
+    def _import(self, modules: Sequence[str]) -> bool:
+        """Import libraries; return False if that failed, or has disturbed this process."""
+        if not self._can_fork:
+            return True
+        try:
+            for name in modules:
+                importlib.import_module(name)
+        except Exception:  # it depends on the folder, or on what the user's code did before
+            return False
+        gc.freeze()
+        are_ignored = all(signal.getsignal(number) is signal.SIG_IGN for number in IGNORED_SIGNALS)
+        return are_ignored and not self._list_descendants() and _is_forkable()
 
     def _reap(self) -> None:
         """Collect the exit code of each child that ended, orphans included."""
@@ -185,25 +202,26 @@ def serve_trial(connection: int) -> NoReturn:
     os._exit(0)  # threads and exit handlers of the user's code must not keep a finished process alive
 
 
-def _import_what_trials_need(modules: Sequence[str]) -> bool:
-    """Import torch, modules and what each trial needs, and return whether trials can be forked afterwards.
+def _import_torch() -> bool:
+    """Import torch and what each trial needs, and return whether trials can be forked afterwards.
 
     Garbage collection of dltune's own objects is frozen first: a trial must not collect more than a training process.
-    Threads that know of forks, such as OpenBLAS's, end in a first one.
     """
     import autotune.child.server
 
     gc.freeze()
     try:
-        import torch
-
         import autotune.child.probe
         import autotune.child.trial  # noqa: F401
-
-        for name in modules:
-            importlib.import_module(name)
     except Exception:  # the installation is broken, the trial's own process reports it
         return False
+    return _is_forkable()
+
+
+def _is_forkable() -> bool:
+    """Return whether this process has one thread, after a first fork ends those that know of forks, and no device."""
+    import torch
+
     pid = _fork()
     if not pid:
         os._exit(bool(torch.cuda._is_in_bad_fork()))
@@ -212,17 +230,16 @@ def _import_what_trials_need(modules: Sequence[str]) -> bool:
 
 def main() -> None:
     """Serve the tuner that the command line names, as its supervisor or as the process of a trial."""
-    descriptor, *rest = sys.argv[1:]
+    descriptor, *tuner = sys.argv[1:]
     sys.argv[:] = sys.argv[:1]
-    if not rest:
+    if not tuner:
         serve_trial(int(descriptor))
-    tuner, *modules = rest
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # a dataset may signal its parent
     procfs.become_subreaper()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    can_fork = _import_what_trials_need(modules)
-    Supervisor(socket.socket(fileno=int(descriptor)), can_fork=can_fork).serve(int(tuner))
+    can_fork = _import_torch()
+    Supervisor(socket.socket(fileno=int(descriptor)), can_fork=can_fork).serve(int(tuner[0]))
     os._exit(0)
 
 

@@ -89,10 +89,11 @@ class ReadyReport(FrozenModel):
 
 
 class ProbeReport(FrozenModel):
-    """Child to parent: the profile, and digests of samples as this process read them, by index."""
+    """Child to parent: the profile, digests of samples as this process read them, by index, and imported libraries."""
 
     op: Literal["probed"] = "probed"
     profile: WorkloadProfile
+    libraries: tuple[str, ...] = ()
     digests: dict[Count, LongText] = Field(default_factory=dict)
 
 

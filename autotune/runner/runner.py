@@ -217,6 +217,7 @@ class TrialRunner:
         reply = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(reply, ProbeReport):
             self._profile = reply.profile
+            self._supervisor.import_once(reply.libraries)
             if budgets.max_workers and "num_workers" not in reply.profile.fixed_settings:
                 facts = {"profile": reply.profile, "digests": reply.digests}
                 self._profile = self._probe_workers(reply.profile, command.model_copy(update=facts))

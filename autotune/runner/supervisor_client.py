@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
@@ -26,9 +26,9 @@ from typing import Any, BinaryIO, Final, Self
 from autotune.request import WorkloadRequest
 from autotune.system.procfs import PROC, TRIAL_VARIABLE, list_tree, signal_all
 
-MODULES_OF_OPTIMIZERS: Final = ("torch._dynamo",)  # torch 2.13 imports it with the first optimizer, in 0.9 s
 MAX_TMPDIR_LENGTH: Final = 60  # characters; AF_UNIX paths end at 108, and torch adds to it
 MAX_REPLY_SECONDS: Final = 120.0  # the first reply waits until torch is imported, maybe from a slow disk
+MAX_IMPORT_SECONDS: Final = 60.0
 MAX_END_SECONDS: Final = 20.0
 
 
@@ -41,8 +41,8 @@ class SupervisorClient:
 
     def __init__(self, workload: WorkloadRequest | None = None) -> None:
         self._processes = 1 if workload is None else workload.nproc_per_node
-        is_simulated = workload is None or workload.step_seconds is not None
-        self._modules = () if is_simulated else MODULES_OF_OPTIMIZERS
+        self._modules: tuple[str, ...] = ()  # that trials import
+        self._has_imported = True
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._trial: int | None = None  # process ID
@@ -65,11 +65,12 @@ class SupervisorClient:
         if self._supervisor is not None and self._supervisor.poll() is None:
             return
         self.close()
+        self._has_imported = not self._modules
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = ("-P", "-m", "autotune.child.supervisor", str(theirs.fileno()), str(os.getpid()))
             self._supervisor = subprocess.Popen(
-                [sys.executable, *command, *self._modules],
+                [sys.executable, *command],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -77,6 +78,10 @@ class SupervisorClient:
                 env=self._make_environment(),
                 start_new_session=True,
             )
+
+    def import_once(self, modules: Sequence[str]) -> None:
+        """Have the supervisor import installed libraries before the next trial, instead of each trial itself."""
+        self._modules, self._has_imported = tuple(modules), not modules
 
     def _make_environment(self) -> dict[str, str]:
         """Return the environment of trials; compile caches stay where training finds them."""
@@ -97,11 +102,23 @@ class SupervisorClient:
         """
         trial = {"folder": str(folder), "working_dir": str(Path(working_dir).resolve()), "interpreter": interpreter}
         self.prepare()
+        if not self._has_imported and not self._import_modules():
+            self.prepare()
         reply, received = self._ask({"start": trial}, (connection, log.fileno()))
         if "errno" in reply:
             raise OSError(reply["errno"], os.strerror(reply["errno"]))
         self._trial = reply["pid"]
         return received[0]
+
+    def _import_modules(self) -> bool:
+        """Return whether trials can be forked after the import; if not, end the supervisor, and import nothing more."""
+        with contextlib.suppress(OSError):
+            reply, _ = self._ask({"import": self._modules}, seconds=MAX_IMPORT_SECONDS)
+            self._has_imported = reply["imported"]
+        if not self._has_imported:
+            self._modules = ()
+            self.close()
+        return self._has_imported
 
     def read_status(self) -> int | None:
         """Return the exit code of the trial's process, which has ended; that of a killed one if it is unknown."""
@@ -121,13 +138,15 @@ class SupervisorClient:
         self._trial = None
         return survivors
 
-    def _ask(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> tuple[dict[str, Any], list[int]]:
+    def _ask(
+        self, request: dict[str, Any], descriptors: tuple[int, ...] = (), seconds: float = MAX_REPLY_SECONDS
+    ) -> tuple[dict[str, Any], list[int]]:
         """Return the supervisor's reply; raise OSError if it does not reply."""
         if self._connection is None or self._supervisor is None:
             raise BrokenPipeError(errno.EPIPE, "the process that starts them has ended")
         try:
             socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
-            if not wait([self._connection], MAX_REPLY_SECONDS):
+            if not wait([self._connection], seconds):
                 raise TimeoutError(errno.ETIMEDOUT, "the process that starts them does not reply")
             message, received, _, _ = socket.recv_fds(self._connection, 2**16, 1)
             return dict(json.loads(message)), received  # an empty message is no JSON

@@ -23,6 +23,7 @@ STACK_SIGNAL: Final = signal.SIGRTMIN + 10  # at which a process of a trial dump
 PF_EXITING: Final = 4  # a flag in /proc/PID/stat
 MIN_EMPTY_SECONDS: Final = 0.5  # a new segment of shared memory has no content for some microseconds
 STACKS_FILE: Final = "stacks"  # in the temporary folder of the trial
+THREADS_AWARE_OF_FORKS: Final = ("jemalloc_bg_thd",)  # of pyarrow: jemalloc ends it in the child, and starts it again
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -65,8 +66,9 @@ def list_tree(pid: int, proc: Path = PROC) -> list[int]:
 
 
 def count_threads() -> int:
-    """Count the threads of this process, including those of native libraries; 0 if unknown."""
-    return len(list_folder(PROC / "self" / "task"))
+    """Count the threads of this process, including those of native libraries that forks disturb; 0 if unknown."""
+    names = (read_text(thread / "comm").strip() for thread in list_folder(PROC / "self" / "task"))
+    return sum(name not in THREADS_AWARE_OF_FORKS for name in names)
 
 
 def is_cleaner(pid: int, proc: Path = PROC) -> bool:

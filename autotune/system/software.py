@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import platform
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -90,6 +92,15 @@ def read_local_rank(environ: Mapping[str, str] = os.environ) -> int:
     """Return the index of this training process on this host, as its launcher sets it; 0 without one."""
     texts = (environ.get(name, "") for name in (*LOCAL_RANKS, "SLURM_LOCALID"))
     return next((int(text) for text in texts if text.isdecimal()), 0)
+
+
+def list_libraries() -> Iterator[str]:
+    """Yield the modules of installed packages that this process has imported, in this order, without the deepest."""
+    for name, module in list(sys.modules.items()):
+        with suppress(Exception):  # an object of a type of its own
+            file = module.__spec__.origin if module.__spec__ is not None else None
+            if name.count(".") < 2 and file and not INSTALLED.isdisjoint(Path(file).parts):
+                yield name
 
 
 def is_library(file: str) -> bool:

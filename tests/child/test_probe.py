@@ -74,6 +74,10 @@ def test_cpu_time_of_threads_that_libraries_start_is_compared_with_that_of_the_t
     assert probe(Computing(None)).profile.worker_threads_cpu < 0.25
 
 
+def test_the_libraries_of_the_workload_are_reported() -> None:
+    assert "torch.utils" in probe(Numbers()).libraries
+
+
 @pytest.mark.parametrize("is_slow", [False, True])
 def test_slow_samples_are_read_only_as_often_as_planning_needs(is_slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.child.probe.MAX_CHECKED_SECONDS", 0.0 if is_slow else 1.0)

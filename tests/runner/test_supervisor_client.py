@@ -54,13 +54,39 @@ def test_the_environment_of_a_trial_does_not_depend_on_how_it_was_started(interp
     assert found["torch is collected"] == "True"  # by the garbage collector, in workers as well
 
 
-@pytest.mark.parametrize(("step_seconds", "is_imported"), [(1e-4, "False"), (None, "True")], ids=["simulated", "real"])
-def test_a_process_that_makes_an_optimizer_is_forked_with_what_that_needs(
-    step_seconds: float | None, is_imported: str, tmp_path: Path
+@pytest.mark.parametrize("modules", [(), ("torch._dynamo",)], ids=["none", "one"])
+def test_a_process_is_forked_with_the_libraries_that_were_imported_once(
+    modules: tuple[str, ...], tmp_path: Path
 ) -> None:
-    with SupervisorClient(WorkloadRequest(dataset="m:f", step_seconds=step_seconds)) as client:
+    with SupervisorClient() as client:
+        client.import_once(modules)
         _, found = start_process(client, tmp_path, interpreter=False)
-    assert found["torch's compiler is imported"] == is_imported
+    assert found["torch's compiler is imported"] == str(bool(modules))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_DFL)",
+        "import subprocess; process = subprocess.Popen(['sleep', '60'])",
+        "raise ImportError",
+        "import os; os._exit(1)",
+    ],
+    ids=["thread", "signal handler", "process", "error", "exit"],
+)
+def test_a_library_that_disturbs_the_supervisor_is_left_to_the_trials(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disturbing.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
+        before = psutil.Process(client.supervisor_pid)
+        client.import_once(["torch._dynamo", "disturbing"])
+        assert [run_fresh(runner).status for _ in range(2)] == ["completed", "completed"]
+        assert not before.is_running()
+        assert psutil.Process(client.supervisor_pid).num_threads() == 1
+        assert psutil.Process(client.supervisor_pid).create_time() > before.create_time()
 
 
 def test_chances_differ_from_fork_to_fork(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import autotune
 from autotune.system.software import (
     TorchVersion,
     is_library,
+    list_libraries,
     read_local_rank,
     read_local_world_size,
     read_torch,
@@ -97,3 +98,11 @@ def test_each_launcher_numbers_the_processes_of_a_host(environ: dict[str, str], 
 )
 def test_the_interpreter_packages_and_dltune_are_libraries(file: str, is_one: bool) -> None:
     assert is_library(file) is is_one
+
+
+def test_imported_libraries_are_listed_in_order_without_python_and_the_users_modules() -> None:
+    found = list(list_libraries())
+    assert found.index("torch") < found.index("torch.utils")
+    assert "pytest" in found
+    assert not {"json", "autotune", __name__} & set(found)
+    assert "torch.utils.data" not in found
