@@ -95,7 +95,7 @@ def read_local_rank(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def list_libraries() -> Iterator[str]:
-    """Yield the modules of installed packages that this process has imported, in this order, without the deepest."""
+    """Yield the modules of installed packages that this process has imported, without the deepest."""
     for name, module in list(sys.modules.items()):
         with suppress(Exception):  # an object of a type of its own
             file = module.__spec__.origin if module.__spec__ is not None else None

