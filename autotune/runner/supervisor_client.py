@@ -36,7 +36,7 @@ class SupervisorClient:
     """Starts trials, one at a time; entering its context begins to import torch.
 
     Args:
-        workload: What the trials measure; None is any dataset with a simulated step.
+        workload: What the trials measure; None is any dataset in one training process.
     """
 
     def __init__(self, workload: WorkloadRequest | None = None) -> None:

@@ -99,10 +99,14 @@ def list_libraries() -> Iterator[str]:
     for name, module in list(sys.modules.items()):
         with suppress(Exception):  # an object of a type of its own
             file = module.__spec__.origin if module.__spec__ is not None else None
-            if name.count(".") < 2 and file and not INSTALLED.isdisjoint(Path(file).parts):
+            if name.count(".") < 2 and file and _is_installed(file):
                 yield name
 
 
 def is_library(file: str) -> bool:
     """Return whether a file of Python code belongs to the interpreter, to an installed package, or to dltune."""
-    return file.startswith(("<", *ROOTS)) or not INSTALLED.isdisjoint(Path(file).parts)
+    return file.startswith(("<", *ROOTS)) or _is_installed(file)
+
+
+def _is_installed(file: str) -> bool:
+    return not INSTALLED.isdisjoint(Path(file).parts)
