@@ -15,6 +15,7 @@ from autotune.protocol.messages import TrialRequest
 from autotune.protocol.throughput import count_slow_epochs, estimate, measure_steady, throughput_upper_bound
 
 FIRST_EPOCH_SHARE: Final = 0.6  # of the trial's time, if later epochs follow
+UNKNOWN_LENGTH_FACTOR: Final = 2.0  # times the trial's time, for an epoch whose end is sought
 MIN_SNAPSHOT_INTERVAL_SECONDS: Final = 0.1
 MAX_EPOCH_BATCHES: Final = 4096  # keeps the record small
 ABANDON_FACTOR: Final = 2.0  # of the trial's time; then the queue is not even drained
@@ -34,6 +35,8 @@ class StoppingRule:
     def __init__(self, request: TrialRequest, epoch_batches: int | None) -> None:
         self.request, self.epoch_batches = request, epoch_batches
         self._workers = max(1, request.config.dataloader.num_workers)
+        self._seeks_end = request.seeks_end and epoch_batches is None
+        self._seconds = request.seconds * (UNKNOWN_LENGTH_FACTOR if self._seeks_end else 1.0)
         self._floor = request.prune_below or 0.0  # in samples per second
         self._next_snapshot = MIN_SNAPSHOT_INTERVAL_SECONDS
         self._is_pruned = False
@@ -55,11 +58,11 @@ class StoppingRule:
         if is_first and bound < self._floor:
             self._is_pruned = True
             return True
-        share = FIRST_EPOCH_SHARE if is_first and self.request.epochs > 1 else 1.0
-        if batches >= MAX_EPOCH_BATCHES or elapsed > share * self.request.seconds:
+        share = FIRST_EPOCH_SHARE if is_first and self.request.epochs > 1 and not self._seeks_end else 1.0
+        if batches >= MAX_EPOCH_BATCHES or elapsed > share * self._seconds:
             return True
         batches_left = math.inf if self.epoch_batches is None else self.epoch_batches - trace.batches
-        if not is_first or batches_left < trace.batches:
+        if not is_first or batches_left < trace.batches or self._seeks_end:
             return False
         steady = measure_steady([trace], self.request.config)
         limit = self.request.precision * steady.batch_seconds
@@ -72,7 +75,7 @@ class StoppingRule:
         If a batch takes seconds, workers finish their round together: an epoch that ends after the first batch of a
         round would show the throughput of one worker.
         """
-        if elapsed <= ABANDON_FACTOR * self.request.seconds:
+        if elapsed <= ABANDON_FACTOR * self._seconds:
             return False
         self._is_late_since = min(self._is_late_since, elapsed)
         return batches % self._workers == 0 or elapsed > ROUND_FACTOR * self._is_late_since
@@ -90,7 +93,7 @@ class StoppingRule:
             return "precise"
         if len(traces) > 1 and ahead.samples_per_second * (1 + ahead.relative_error) < self._floor:
             return "pruned"
-        left, overtime = self.request.seconds - elapsed, MAX_OVERTIME_RATIO * self.request.seconds
+        left, overtime = self._seconds - elapsed, MAX_OVERTIME_RATIO * self._seconds
         if ahead.epoch_seconds <= left:
             return UNLIMITED_BATCHES
         if has_later or left < -overtime:

@@ -34,6 +34,7 @@ class TrialRequest(FrozenModel):
     config: LoaderConfig
     epochs: Count  # of the training run whose throughput is estimated
     seconds: Seconds  # time limit
+    seeks_end: bool = False  # whether an epoch of unknown length may take twice as long, since its end shows its length
     precision: Fraction = 0.02  # relative half-width of the 95% interval at which the measurement may end
     prune_below: Rate | None = None  # throughput below which the trial may end, samples per second
     new_process: NewProcess | None = None  # None: in the process of the last trial

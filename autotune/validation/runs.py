@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from autotune.config import Interval, LoaderConfig
 from autotune.errors import capture_interruption
@@ -330,9 +330,17 @@ def measure_run(
     of its memory: without workers, samples of 4 MiB are loaded at 225 or at 320 per second, depending on it.
     """
     progress.show_run(number, runs.config, None)
-    limits: dict[str, Any] = {"seconds": request.trial_seconds, "precision": VALIDATION_PRECISION}
+    seeks_end = all(one.epoch_batches is not None for one in runs.measurements)  # else it takes too long
     kind: NewProcess = "fork" if runs.config.dataloader.num_workers else "interpreter"
-    result = run_trial(TrialRequest(config=runs.config, epochs=request.epochs, new_process=kind, **limits))
+    trial = TrialRequest(
+        config=runs.config,
+        epochs=request.epochs,
+        seconds=request.trial_seconds,
+        seeks_end=seeks_end,
+        precision=VALIDATION_PRECISION,
+        new_process=kind,
+    )
+    result = run_trial(trial)
     runs.add(number, result, request.epochs)
     progress.show_run(number, runs.config, 0.0 if result.measurement is None else runs.rates[number])
     return result.measurement is not None

@@ -70,6 +70,23 @@ def test_an_epoch_is_cut_short_when_its_time_is_up_or_the_rest_of_it_shows_nothi
     assert rule.should_stop_epoch(len(gaps), seen(gaps), is_first=is_first, elapsed=elapsed) is stops
 
 
+@pytest.mark.parametrize(
+    ("epoch_batches", "seeks_end", "gaps", "elapsed", "stops"),
+    [
+        (None, True, noisy(100), 5.9, False),
+        (None, True, noisy(100), 6.1, True),
+        (None, True, STEADY, 3.0, False),  # its throughput is known, its end not
+        (None, False, STEADY, 0.7, True),
+        (10_000, True, noisy(100), 1.9, True),
+    ],
+)
+def test_an_epoch_of_unknown_length_has_twice_the_time_to_show_its_end(
+    epoch_batches: int | None, seeks_end: bool, gaps: list[float], elapsed: float, stops: bool
+) -> None:
+    rule = make_rule(epoch_batches, seeks_end=seeks_end)
+    assert rule.should_stop_epoch(len(gaps), seen(gaps), is_first=True, elapsed=elapsed) is stops
+
+
 def test_an_epoch_ends_before_its_record_grows_large() -> None:
     assert make_rule().should_stop_epoch(MAX_EPOCH_BATCHES, seen(noisy(50)), is_first=False, elapsed=0.01)
 

@@ -20,6 +20,7 @@ from autotune.validation.runs import (
     NoiseMonitor,
     Validation,
     measure_change,
+    measure_run,
     validate,
 )
 from tests.builders import (
@@ -147,6 +148,20 @@ def test_a_configuration_without_workers_is_measured_in_new_interpreters() -> No
     _, asked = validate_with(steady)
     kinds = {(request.config.dataloader.num_workers > 0, request.new_process) for request in asked}
     assert kinds == {(False, "interpreter"), (True, "fork")}
+
+
+@pytest.mark.parametrize(("epoch_batches", "again"), [(10, True), (None, False)])
+def test_the_end_of_an_epoch_is_sought_again_if_it_came_in_time(epoch_batches: int | None, again: bool) -> None:
+    asked, runs = list[TrialRequest](), CandidateRuns(FEW)
+
+    def run_trial(request: TrialRequest) -> TrialResult:
+        asked.append(request)
+        measurement = make_measurement_of(100.0).model_copy(update={"epoch_batches": epoch_batches})
+        return make_result(request.config, 100.0).model_copy(update={"measurement": measurement})
+
+    for number in (1, 2):
+        measure_run(PLAN.request, runs, run_trial, ProgressListener(), number)
+    assert [request.seeks_end for request in asked] == [True, again]
 
 
 def test_a_quiet_machine_needs_no_more_runs_and_a_slow_candidate_is_not_measured_again() -> None:
