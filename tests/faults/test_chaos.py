@@ -27,7 +27,7 @@ from tests.faults.stage import DLTUNE, ROOT
 
 SEED: Final = int(os.environ.get("DLTUNE_CHAOS_SEED", "20261121"))
 SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-KILLS: Final = int(os.environ.get("DLTUNE_CHAOS_KILLS", "24"))  # more of them take longer
+KILLS: Final = int(os.environ.get("DLTUNE_CHAOS_KILLS", "12"))  # more of them take longer
 HONEST: Final = ("--dataset", "tests.misbehaving:make_honest", "--max-workers", "2")
 LANES: Final = (  # mostly they wait, for a moment or for an end
     HONEST,
@@ -41,7 +41,7 @@ ARRIVING_SECONDS: Final = 40.0  # until a run says the word
 ENDING_SECONDS: Final = 30.0  # for a run that was asked to end; usually it takes one
 VANISHING_SECONDS: Final = 30.0  # for what a killed run has started, which may be importing torch
 COMMAND: Final = (
-    *(*DLTUNE, "--verbose", "--sampler", "random", "--trials", "20"),
+    *(*DLTUNE, "--verbose", "--sampler", "random", "--trials", "10"),
     *("--batch-size", "8", "--trial-time", "0.2s", "--epochs", "1", "--step-time", "1ms"),
 )
 
