@@ -75,8 +75,14 @@ def check(seen: list[Any], plain: list[Any], loader: Any) -> None:
     """Check that batches are those without the autopilot although it has changed the workers, and that none is left."""
     assert len(plain) == EPOCHS * LENGTH // BATCH_SIZE
     assert seen == plain
-    assert loader.autopilot_state.controller.settings.workers > 1  # the first epoch began with one
+    assert find_most_workers(loader) > 1  # the first epoch began with one
     check_no_workers()
+
+
+def find_most_workers(loader: Any) -> int:
+    """Return the largest number of workers that the autopilot has tried; on a busy machine it may choose fewer."""
+    controller = loader.autopilot_state.controller
+    return max(int(one.workers) for one in (controller.settings, *controller.windows))
 
 
 def check_no_workers() -> None:
@@ -157,7 +163,7 @@ def test_each_loader_of_a_collection_is_tuned() -> None:
 def test_lightning_leaves_no_worker_when_it_stops_in_the_middle_of_an_epoch() -> None:
     loader, seen = fit(autopilot(make_lightning(lambda: make_loader(0.004))[0]), max_steps=150)
     assert len(seen) == 150
-    assert loader.autopilot_state.controller.settings.workers > 1
+    assert find_most_workers(loader) > 1
     check_no_workers()
 
 
@@ -171,13 +177,13 @@ def test_lightning_leaves_no_worker_when_the_step_fails() -> None:
 RANKS = """
 import json, sys
 from pathlib import Path
-from tests.online.test_libraries import fit, make_lightning, make_loader
+from tests.online.test_libraries import find_most_workers, fit, make_lightning, make_loader
 
 if __name__ == "__main__":
     folder, seconds = sys.argv[1:]
     model, data = make_lightning(lambda: make_loader(float(seconds)), in_data_module=True)
     loader, seen = fit(model, data, devices=2, strategy="ddp")
-    found = {"seen": seen, "workers": loader.autopilot_state.controller.settings.workers}
+    found = {"seen": seen, "workers": find_most_workers(loader)}
     Path(folder, f"{model.global_rank}.json").write_text(json.dumps(found))
 """
 
@@ -276,14 +282,14 @@ ACCELERATED = """
 import json, os, sys
 from pathlib import Path
 from torch import distributed
-from tests.online.test_libraries import iterate
+from tests.online.test_libraries import find_most_workers, iterate
 
 folder, seconds = sys.argv[1:]
 found = []
 for options in ({}, {"split_batches": True}, {"dispatch_batches": True}):
     seen, loader = iterate(float(seconds), tuned=float(seconds) > 0, **options)
-    state = getattr(loader.base_dataloader, "autopilot_state", None)
-    found.append({"seen": seen, "workers": state.controller.settings.workers if state else 0})
+    is_tuned = hasattr(loader.base_dataloader, "autopilot_state")
+    found.append({"seen": seen, "workers": find_most_workers(loader.base_dataloader) if is_tuned else 0})
 Path(folder, os.environ["RANK"] + ".json").write_text(json.dumps(found))
 distributed.destroy_process_group()  # else gloo's threads may abort the process at its end
 """
