@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
@@ -68,41 +69,28 @@ class WorkerBatch(NamedTuple):
     batch: Any
 
 
-@dataclass(frozen=True)
-class RecordingCollate:
-    """A `collate_fn` that returns a `WorkerBatch`."""
-
-    collate: Callable[[Any], Any]
-
-    def __call__(self, samples: Any) -> WorkerBatch:
-        """Make a batch in a worker."""
-        worker, started = object.__getattribute__(get_worker_info(), "id"), time.perf_counter()
-        batch = self.collate(samples)
-        return WorkerBatch(worker, bool(_read_numbers), time.perf_counter() - started, batch)
+def record_batch(collate: Callable[[Any], Any], samples: Any) -> WorkerBatch:
+    """Make a batch in a worker by a `collate_fn`."""
+    worker, started = object.__getattribute__(get_worker_info(), "id"), time.perf_counter()
+    batch = collate(samples)
+    return WorkerBatch(worker, bool(_read_numbers), time.perf_counter() - started, batch)
 
 
-@dataclass(frozen=True)
-class WatchedInit:
-    """A `worker_init_fn` that records whether code reads the worker's number, and then calls the user's function.
+def watch_worker(dataset: Any, then: Callable[[int], None] | None, worker_id: int) -> None:
+    """Record from now on whether code reads the worker's number; call the user's `worker_init_fn`.
 
     User code finds its own dataset in `get_worker_info()`, even if the loader has a wrapper of it.
     """
+    info = get_worker_info()
 
-    dataset: Any
-    then: Callable[[int], None] | None
+    def read_attribute(info: Any, name: str) -> Any:
+        _read_numbers.update({name} & {"id", "num_workers"})  # those that sharding code reads
+        return object.__getattribute__(info, name)
 
-    def __call__(self, worker_id: int) -> None:
-        """Set up one worker."""
-        info = get_worker_info()
-
-        def read_attribute(info: Any, name: str) -> Any:
-            _read_numbers.update({name} & {"id", "num_workers"})  # those that sharding code reads
-            return object.__getattribute__(info, name)
-
-        object.__setattr__(info, "dataset", self.dataset)  # it is frozen
-        type.__setattr__(type(info), "__getattribute__", read_attribute)  # in this worker process only
-        if self.then is not None:
-            self.then(worker_id)
+    object.__setattr__(info, "dataset", dataset)  # it is frozen
+    type.__setattr__(type(info), "__getattribute__", read_attribute)  # in this worker process only
+    if then is not None:
+        then(worker_id)
 
 
 @dataclass(slots=True)
@@ -177,7 +165,7 @@ def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: O
 def _build_watched_loader(workload: LoadedWorkload, digests: Mapping[int, str], *, is_growing: bool) -> MeasuredLoader:
     """Build a loader of hashes, then of further samples; or else of the workload's own batches by worker."""
     parts = workload.parts
-    changes: dict[str, Any] = {"worker_init_fn": WatchedInit(parts.dataset, parts.worker_init_fn)}
+    changes: dict[str, Any] = {"worker_init_fn": partial(watch_worker, parts.dataset, parts.worker_init_fn)}
     if digests:
         indices, others = list(digests), range(len(parts.dataset) if is_growing else 0)  # type: ignore[arg-type]
         pairs = (indices[start : start + BATCH] for start in range(0, len(indices), BATCH))
@@ -186,7 +174,7 @@ def _build_watched_loader(workload: LoadedWorkload, digests: Mapping[int, str], 
         changes |= {"dataset": dataset, "collate_fn": list, "batch_sampler": chain(pairs, more)}
     elif workload.kind == "iterable":
         collate = parts.collate_fn or (default_collate if parts.batched else default_convert)
-        changes["collate_fn"] = RecordingCollate(collate)
+        changes["collate_fn"] = partial(record_batch, collate)
     if digests or workload.own is None:
         workload = replace(workload, own=None, parts=replace(parts, **changes))
     return build_plain_loader(workload, BATCH, workers=2)

@@ -10,12 +10,13 @@ import gc
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import cycle, islice
 from typing import Any, Final
 
 from torch.utils.data import IterableDataset, default_collate
 
-from autotune.child.data_checks import RecordingCollate, WatchedInit, check_workers
+from autotune.child.data_checks import check_workers, record_batch, watch_worker
 from autotune.child.errors import shut_down_workers
 from autotune.child.loader import build_plain_loader
 from autotune.child.probe import CHECKED_BATCH, MAX_CHECKED_SECONDS, SMALL_BATCH_DIVISOR, OnPhase
@@ -112,8 +113,8 @@ def time_transfer(workload: LoadedWorkload, size: int) -> tuple[float, float]:
         indices = list(islice(order, size))
     replay = Workload(
         dataset=ReplayDataset(parts.dataset, indices, size),
-        collate_fn=RecordingCollate(parts.collate_fn or default_collate),
-        worker_init_fn=WatchedInit(parts.dataset, parts.worker_init_fn),
+        collate_fn=partial(record_batch, parts.collate_fn or default_collate),
+        worker_init_fn=partial(watch_worker, parts.dataset, parts.worker_init_fn),
         multiprocessing_context=workload.parts.multiprocessing_context,
     )
     moments, collates = [], []

@@ -17,9 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.errors import UsageError
 from autotune.online.autopilot import Autopilot, Stats, print_sentence
-from autotune.online.limits import WorkerLimits
-from autotune.online.result import find_start, save_result
-from autotune.system.software import read_local_rank, read_local_world_size, read_start_method_in_force
+from autotune.system.software import read_local_rank, read_start_method_in_force
 from autotune.units import parse_budget
 
 Target = TypeVar("Target")
@@ -61,12 +59,7 @@ def _iterate(loader: Any) -> Iterator[Any]:
             options.show(f"not tuned: {reason}.")
             loader.__class__ = type(loader).__bases__[0]
             return iter(loader)
-        processes = read_local_world_size()
-        limits = WorkerLimits(options.max_memory, options.max_workers, processes)
-        path = None if options.profile is None else Path(options.profile)
-        start = None if path is None else find_start(path, loader, processes)
-        save = None if path is None else partial(save_result, path, processes=processes)
-        loader.autopilot_state = Autopilot(loader, limits, start, options.show, save, options.on_stats)
+        loader.autopilot_state = Autopilot(loader, options)
     state: Autopilot = loader.autopilot_state
     return state.start_epoch(loader)
 

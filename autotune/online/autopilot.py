@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.errors import DltuneError
@@ -14,11 +14,15 @@ from autotune.online.controller import Controller
 from autotune.online.epoch import Epoch, EpochIterator, WorkerGroup, WorkerSettings, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
 from autotune.online.model import Window
+from autotune.online.result import find_start, save_result
 from autotune.online.worker import WorkerCounters
+from autotune.system.software import read_local_world_size
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
+
+    from autotune.online.attach import Options
 
 Stats = dict[str, float]  # by name
 WINDOW_SECONDS: Final = 1.5
@@ -40,28 +44,20 @@ class Autopilot:
 
     Args:
         loader: The user's loader.
-        limits: Limits of added workers.
-        start: Settings and batches per second of an earlier run.
-        show: Prints a sentence.
-        save: Saves what the controller converged to, after these seconds.
-        on_stats: Is called with the stats of each window.
+        options: The user's options.
     """
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        limits: WorkerLimits,
-        start: tuple[WorkerSettings, float] | None,
-        show: Callable[[str], object],
-        save: Callable[[DataLoader[Any], Controller, float], object] | None = None,
-        on_stats: Callable[[Stats], object] | None = None,
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], options: Options) -> None:
+        self._options, self._processes = options, read_local_world_size()
+        self._path = None if options.profile is None else Path(options.profile)
+        self._limits = limits = WorkerLimits(options.max_memory, options.max_workers, self._processes)
         own = WorkerSettings(loader.num_workers, loader.prefetch_factor or 2)
+        start = None if self._path is None else find_start(self._path, loader, self._processes)
         begin, known_rate = start or (own, None)
         self.controller = Controller(own, begin, limits.cpus, limits.most_workers, known_rate)
-        self._started, self._save, self._loader = time.perf_counter(), save, weakref.ref(loader)
+        self._started, self._loader = time.perf_counter(), weakref.ref(loader)
         self._short_seconds = SHORT_EPOCH_SECONDS if loader.persistent_workers else SHORT_STARTED_EPOCH_SECONDS
-        self._limits, self._show, self._on_stats, self._counters = limits, show, on_stats, WorkerCounters()
+        self._counters = WorkerCounters()
         self._epoch: Epoch | None = None
         self._kept: list[WorkerGroup] = []  # persistent workers between two epochs
         self._seeds: torch.Generator | None = None  # of persistent workers
@@ -152,9 +148,9 @@ class Autopilot:
         if last is not None and controller.drifts > drifts:
             self._drift = f"waits grew from {last.wait_share:.0%} to {window.wait_share:.0%} of the time; "
             self._has_reported = False
-        if self._on_stats is not None:
+        if self._options.on_stats is not None:
             rates = {"data/batches_per_second": window.rate, "data/wait_share": window.wait_share}
-            self._on_stats(rates | {"data/num_workers": before.workers})
+            self._options.on_stats(rates | {"data/num_workers": before.workers})
         if controller.has_converged:
             self._report()
 
@@ -183,16 +179,16 @@ class Autopilot:
         if not self._has_reported:
             self._has_reported = True
             sentence, self._drift = self._drift + self.describe(), ""
-            self._show(sentence)
+            self._options.show(sentence)
             self._save_result()
 
     def _save_result(self) -> None:
-        is_known = self.controller.known_rate is not None
-        if self._save is not None and not is_known and (loader := self._loader()) is not None:
+        is_known, path = self.controller.known_rate is not None, self._path
+        if path is not None and not is_known and (loader := self._loader()) is not None:
             try:
-                self._save(loader, self.controller, time.perf_counter() - self._started)
+                save_result(path, loader, self.controller, time.perf_counter() - self._started, self._processes)
             except DltuneError as error:  # training goes on
-                self._show(f"the result is not saved: {error}")
+                self._options.show(f"the result is not saved: {error}")
 
     def finish(self) -> None:
         """At the end of the training, keep the best settings so far as the result."""

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from autotune.online.limits import WorkerLimits
-from autotune.online.worker import TimedCollate, TimedIndices, WorkerCounters, WorkerStart
+from autotune.online.worker import TimedIndices, WorkerCounters, start_worker
 
 INSPECTED_BATCHES: Final = 3  # at the start of an epoch
 MAX_LEAD: Final = 200  # batches that other workers load while added ones start
@@ -104,15 +105,14 @@ class WorkerGroup:
 
     def restart(self, take: Callable[[WorkerGroup], Slot]) -> None:
         """Begin another epoch with the same workers; torch discards what they still load."""
-        self.pending, self.last, self.is_open = 0, -1, True
-        planned, self.planned = self.planned, deque[Slot]()
-        self.iterator = iter(self.loader)  # type: ignore[arg-type]  # its workers live, and get nothing yet
-        self.planned, self._take = planned, take
+        self.pending = sys.maxsize  # so that torch gets no indices yet
+        self.iterator = iter(self.loader)  # type: ignore[arg-type]  # its workers live
+        self.pending, self.last, self.is_open, self._take = 0, -1, True, take
         self.change(self.settings)
 
     def rest(self) -> None:
         """Keep the workers for another epoch, and nothing of this one."""
-        self._take = _take_nothing
+        del self._take  # it holds the epoch, and that the user's loader
         self.planned.clear()
 
     def end(self) -> None:
@@ -123,10 +123,6 @@ class WorkerGroup:
             thread = threading.Thread(target=_shut_down, args=(ending,))  # no daemon: Python waits for it at exit
             _ENDING[thread] = ending
             thread.start()
-
-
-def _take_nothing(group: WorkerGroup) -> Slot:
-    raise StopIteration
 
 
 def _shut_down(ending: list[Any]) -> None:
@@ -169,7 +165,7 @@ class Epoch:
     ) -> None:
         self._loader, self._own, self._counters, self._limits = loader, own, counters, limits
         self._groups = list[WorkerGroup]()
-        self._queue, self._unassigned = deque[Slot](), deque[Slot]()
+        self._queue = deque[Slot]()  # those without a group are free: any group may take them
         self.drawn = self.started_workers = self.delivered = 0  # batches, workers, batches
         self.wait_seconds, self.returned_at = 0.0, time.perf_counter()
         self._started_at = self.returned_at
@@ -191,8 +187,6 @@ class Epoch:
             return
         self.started_workers = max(one.first_worker + one.started for one in kept)
         shares = [((at + 1) / one.settings.batches, one) for one in kept for at in range(one.settings.batches)]
-        for group in kept:
-            group.planned.clear()
         with suppress(StopIteration):  # the epoch has fewer
             for _, group in sorted(shares, key=lambda one: one[0]):
                 group.plan(self._draw(is_ahead=True))
@@ -271,7 +265,6 @@ class Epoch:
         for slot in self._queue:
             if slot.group is None or not slot.group.is_own:
                 replacement.plan(slot)
-        self._unassigned.clear()
         for group in list(self._groups):
             if not group.is_own:
                 group.pending = 0
@@ -292,11 +285,10 @@ class Epoch:
                 group.end()
         self._groups.clear()
         self._queue.clear()
-        self._unassigned.clear()
 
     @property
     def _can_change(self) -> bool:
-        return not self._unassigned and not self._is_too_late
+        return not self._is_too_late and all(slot.group is not None for slot in self._queue)
 
     def _list_open(self) -> list[WorkerGroup]:
         return [one for one in self._groups if one.is_open]
@@ -334,9 +326,8 @@ class Epoch:
 
     def _take(self, group: WorkerGroup) -> Slot:
         """Return the next slot of a group: never one before those that it has, as it delivers in the order it takes."""
-        for at, slot in enumerate(self._unassigned):
-            if slot.number > group.last:
-                del self._unassigned[at]
+        for slot in self._queue:
+            if slot.group is None and slot.number > group.last:
                 return slot
         if not group.is_open:
             raise StopIteration
@@ -358,8 +349,6 @@ class Epoch:
                     slot = self._draw(is_ahead=True)
                     if at >= 0 and (at + 1) * share // whole > at * share // whole:
                         group.plan(slot)
-                    else:
-                        self._unassigned.append(slot)
             if group.planned or not share or not self._groups:
                 self._start(group)
             elif self.drawn > lead + 2 * whole:
@@ -372,7 +361,6 @@ class Epoch:
             self.failure = self.failure or _describe(error)
             for slot in self._queue:
                 slot.group = None if slot.group is group else slot.group
-            self._unassigned = deque(slot for slot in self._queue if slot.group is None)
             if not self._groups:
                 self.fall_back(self.failure)
             return False
@@ -396,16 +384,15 @@ class Epoch:
         others: dict[str, Any] = {}
         if workers:
             group.first_worker = 0 if group.is_own else self.started_workers
-            start = WorkerStart(given.worker_init_fn, group.first_worker)
+            start = partial(start_worker, given.worker_init_fn, group.first_worker, time.perf_counter())
             # Persistent, so that the end of the epoch does not wait for the workers to end.
             others = {"prefetch_factor": prefetch, "persistent_workers": True, "worker_init_fn": start}
             timeout = given.timeout if group.is_own else min(given.timeout or POLL_SECONDS, POLL_SECONDS)
             others |= {"timeout": timeout, "multiprocessing_context": given.multiprocessing_context}
-        collate = TimedCollate(given.collate_fn, self._counters)
         return GroupLoader(
             given.dataset,
             num_workers=workers,
-            collate_fn=collate,
+            collate_fn=partial(self._counters.collate, given.collate_fn),
             pin_memory=given.pin_memory,
             generator=self.seeds,
             **sampler,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -54,12 +55,28 @@ class WaitMeter:
 
     def iterate(self, iterate: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Start an epoch; its first wait includes what that takes."""
-        began = self.clock()
+        began, is_first = self.clock(), True
         iterator = iterate()
-        return _MeteredIterator(iterator, self, self.clock() - began)
+        start_seconds = self.clock() - began
 
-    def note_batch(self, requested: float, received: float, *, is_first: bool) -> None:
-        """Take a batch into account."""
+        def next_batch(_: None) -> Any:
+            nonlocal is_first, start_seconds
+            requested = self.clock() - start_seconds
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                if not is_first:
+                    self._ended = self.clock()
+                    self.seconds += self._ended - self._received
+                is_first = True
+                raise
+            self._note_batch(requested, self.clock(), is_first=is_first)
+            start_seconds, is_first = 0.0, False
+            return batch
+
+        return map(next_batch, itertools.repeat(None))  # a generator would end at an error
+
+    def _note_batch(self, requested: float, received: float, *, is_first: bool) -> None:
         if is_first:
             self._began, self._waits, self._received = requested, [], requested
             self._gap = received - self._ended if self._ended else 0.0
@@ -70,11 +87,6 @@ class WaitMeter:
         self._received = received
         if received - self._began >= STATS_SECONDS:
             self._report(received)
-
-    def note_end(self, ended: float) -> None:
-        """Note the end of an epoch, and that of its last step."""
-        self.seconds += ended - self._received
-        self._ended = ended
 
     def _report(self, now: float) -> None:
         """Report a window and begin the next one."""
@@ -106,27 +118,6 @@ class WaitMeter:
                 f"training gets {rate:.3g} batches/s{below}, and waits {share:.0%} of the time for data. Tune the "
                 "loader with autotune.autopilot(loader), or run `dltune check`."
             )
-
-
-class _MeteredIterator:
-    def __init__(self, iterator: Iterator[Any], meter: WaitMeter, start_seconds: float) -> None:
-        self._iterator, self._meter, self._start_seconds, self._is_first = iterator, meter, start_seconds, True
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        requested = self._meter.clock() - self._start_seconds
-        try:
-            batch = next(self._iterator)
-        except StopIteration:
-            if not self._is_first:
-                self._meter.note_end(self._meter.clock())
-            self._is_first = True
-            raise
-        self._meter.note_batch(requested, self._meter.clock(), is_first=self._is_first)
-        self._start_seconds, self._is_first = 0.0, False
-        return batch
 
 
 class WatchedLoader:

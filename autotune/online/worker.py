@@ -29,14 +29,18 @@ class WorkerCounters:
         self._values = RawArray("d", MAX_WORKERS * _FIELDS)
         self.workers = 0  # started so far in an epoch, at most
 
-    def add_batch(self, worker: int, seconds: float, cpu_seconds: float) -> None:
-        """Count a batch of a worker that took this long."""
-        first = worker % MAX_WORKERS * _FIELDS
-        self._values[first + 1] += seconds
-        self._values[first + 2] += cpu_seconds
-        self._values[first] += 1
-        if self._values[first] == 1:
-            self._values[first + 3] = time.perf_counter() - _Clock.started
+    def collate(self, collate: Callable[[Any], Any], samples: Any) -> Any:
+        """Collate a batch by the user's `collate_fn`; count it in a worker."""
+        batch = collate(samples)
+        if (info := torch_worker.get_worker_info()) is not None:
+            before, _Clock.cpu_seconds = _Clock.cpu_seconds, time.process_time()
+            first = info.id % MAX_WORKERS * _FIELDS
+            self._values[first + 1] += time.perf_counter() - _Clock.arrived
+            self._values[first + 2] += _Clock.cpu_seconds - (before or 0.0)
+            self._values[first] += 1
+            if self._values[first] == 1:
+                self._values[first + 3] = time.perf_counter() - _Clock.started
+        return batch
 
     @property
     def start_seconds(self) -> float:
@@ -70,35 +74,20 @@ def _receive(pickled: bytes) -> Any:
     return pickle.loads(pickled)  # noqa: S301  # by the training process
 
 
-class TimedCollate:
-    """The user's `collate_fn`, which then counts the batch."""
+def start_worker(init: Callable[[int], Any] | None, first: int, started: float, worker_id: int) -> None:
+    """Give a worker an id that is unique among all groups, then call the user's `worker_init_fn` with it.
 
-    def __init__(self, collate: Callable[[Any], Any], counters: WorkerCounters) -> None:
-        self._collate, self._counters = collate, counters
-
-    def __call__(self, samples: Any) -> Any:
-        """Collate a batch and count it."""
-        batch = self._collate(samples)
-        if (info := torch_worker.get_worker_info()) is not None:
-            before, _Clock.cpu_seconds = _Clock.cpu_seconds, time.process_time()
-            seconds = time.perf_counter() - _Clock.arrived
-            self._counters.add_batch(info.id, seconds, _Clock.cpu_seconds - (before or 0.0))
-        return batch
-
-
-class WorkerStart:
-    """Gives a worker an id that is unique among all groups, then calls the user's `worker_init_fn` with it."""
-
-    def __init__(self, init: Callable[[int], Any] | None, first: int) -> None:
-        self._init, self._first, self._started = init, first, time.perf_counter()
-
-    def __call__(self, worker_id: int) -> None:
-        """Set up a worker."""
-        _Clock.started = self._started
-        info, number = torch_worker.get_worker_info(), self._first + worker_id
-        if self._first and info is not None:  # the first group has torch's own ids
-            torch_worker._worker_info = changed = copy.copy(info)
-            object.__setattr__(changed, "id", number)
-            object.__setattr__(changed, "num_workers", self._first + info.num_workers)
-        if self._init is not None:
-            self._init(number)
+    Args:
+        init: The user's function.
+        first: Workers of the groups before.
+        started: When the group was started, of `time.perf_counter`.
+        worker_id: Its number in its group.
+    """
+    _Clock.started = started
+    info, number = torch_worker.get_worker_info(), first + worker_id
+    if first and info is not None:  # the first group has torch's own ids
+        torch_worker._worker_info = changed = copy.copy(info)
+        object.__setattr__(changed, "id", number)
+        object.__setattr__(changed, "num_workers", first + info.num_workers)
+    if init is not None:
+        init(number)

@@ -30,7 +30,9 @@ def render_summary(profile: TunedProfile, file: str, *, width: int = WIDTH, name
     Only lines to paste are wider than `width` columns; `name` selects the profile if the file holds several workloads.
     """
     report, is_change = make_report(profile, file, name), profile.result.decision == "faster"
-    result = [_arguments(profile) if is_change else f"{report.headline}.", report.throughput, report.brief]
+    sizes = {one.config.dataloader.batch_size for one in (profile, profile.result.baseline or profile)}
+    arguments = format_arguments(profile.config, with_batch_size=len(sizes) > 1)
+    result = [arguments if is_change else f"{report.headline}.", report.throughput, report.brief]
     result += [] if profile.is_validated else [report.evidence]
     rows = list(zip(["Result  ", *[_INDENT] * 3], result, strict=False))
     rows += [("Tip     ", tip) for tip in report.advice[:1]] + [("Warning ", text) for text in report.warnings[:1]]
@@ -39,7 +41,9 @@ def render_summary(profile: TunedProfile, file: str, *, width: int = WIDTH, name
     more = f" {left}: {format_command('show', file, name)}." if left else ""
     saved = f"Saved to {file} in {format_seconds(profile.search.seconds)}.{more}"
     rows.append(("", f"{saved} Report: {format_command('report', file, name)}"))
-    return "\n".join([*_fold(rows, width), *(_usage(report) if is_change else [])])
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
+    folded = (wrapper.fill(start + text) for start, text in rows)
+    return "\n".join([*folded, *(_usage(report) if is_change else [])])
 
 
 def render_profile(profile: TunedProfile, file: str, *, name: str | None = None) -> str:
@@ -56,19 +60,9 @@ def render_profile(profile: TunedProfile, file: str, *, name: str | None = None)
     return "\n".join(lines)
 
 
-def _arguments(profile: TunedProfile) -> str:
-    sizes = {one.config.dataloader.batch_size for one in (profile, profile.result.baseline or profile)}
-    return format_arguments(profile.config, with_batch_size=len(sizes) > 1)
-
-
 def format_command(verb: str, file: str, name: str | None) -> str:
     """Write a command about a profile of a file; `name` selects it if the file holds several workloads."""
     return shlex.join(["dltune", verb, *([file] * (file != "dltune.json")), *(["--profile", name] if name else [])])
-
-
-def _fold(rows: list[tuple[str, str]], width: int) -> list[str]:
-    wrapper = textwrap.TextWrapper(width, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
-    return [wrapper.fill(start + text) for start, text in rows]
 
 
 def _usage(report: Report) -> list[str]:

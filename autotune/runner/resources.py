@@ -15,8 +15,6 @@ import math
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -135,10 +133,14 @@ class ResourceMonitor:
         exact |= available_bytes < budgets.reserve_bytes
         if exact or (headroom < 0 and now >= self._next_exact):
             processes = self.list_processes()
-            with _stopped(processes if shm_bytes > budgets.shm_bytes else ()):  # else it fills more meanwhile
+            stopped = processes if shm_bytes > budgets.shm_bytes else ()  # else they fill more meanwhile
+            try:
+                signal_all(stopped, signal.SIGSTOP)
                 _, filled = self._read_filled()
                 shm_bytes, unmapped = measure_segments(processes, list_names(self.seen, self._names_before))
                 host_bytes = measure_pss([self._supervisor, *processes]) + unmapped
+            finally:
+                signal_all(stopped, signal.SIGCONT)
             self._others_shm = max(0, filled - shm_bytes)
             self._measured = host_bytes - shm_bytes, memory_upper_bound(processes), set(processes)
             headroom = min(budgets.memory_bytes - host_bytes, budgets.shm_bytes - shm_bytes)
@@ -164,12 +166,3 @@ class ResourceMonitor:
 
     def _count_oom_kills(self) -> int:
         return sum(count_oom_kills(folder) for folder in self._memory_groups)
-
-
-@contextmanager
-def _stopped(pids: Collection[int]) -> Iterator[None]:
-    try:
-        signal_all(pids, signal.SIGSTOP)
-        yield
-    finally:
-        signal_all(pids, signal.SIGCONT)

@@ -7,6 +7,7 @@ import pickle
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from autotune.child.data_checks import WatchedInit, check_workers, describe_growth, read_copied_bytes
+from autotune.child.data_checks import check_workers, describe_growth, read_copied_bytes, watch_worker
 from autotune.child.sample_reader import SampleReader
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.workload_profile import WorkloadProfile
@@ -165,8 +166,8 @@ def test_shards_may_be_set_up_by_a_worker_init_fn() -> None:
 
 
 def test_the_init_function_of_watched_workers_can_be_pickled_for_spawn() -> None:
-    watch = WatchedInit(None, read_worker_info)
-    assert pickle.loads(pickle.dumps(watch)) == watch
+    watch = partial(watch_worker, None, read_worker_info)
+    assert pickle.loads(pickle.dumps(watch)).args == watch.args
 
 
 class FirstTakesAll(IterableDataset[torch.Tensor]):
