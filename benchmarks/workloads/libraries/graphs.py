@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from benchmarks.workloads.libraries.made_once import SAMPLES, USUAL, admit_torchvision
+from benchmarks.workloads.libraries.made_once import SAMPLES, USUAL
 
 
 def graphs(**settings: Any) -> Any:
     """PyTorch Geometric's loader of many small graphs."""
-    admit_torchvision()
     from torch_geometric.loader import DataLoader as GraphLoader
 
     return GraphLoader(Graphs(), **USUAL | settings)

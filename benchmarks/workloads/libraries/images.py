@@ -17,7 +17,6 @@ from benchmarks.workloads.libraries.made_once import (
     SIDE,
     USUAL,
     Jpegs,
-    admit_torchvision,
     find_jpeg,
     find_pictures,
     make_once,
@@ -30,7 +29,6 @@ TIMM_WORKERS: Final = 4  # that of timm's train.py
 
 def timm_multi_epochs(**settings: Any) -> Any:
     """Timm's loader that never restarts its workers."""
-    admit_torchvision()
     from timm.data.loader import MultiEpochsDataLoader
 
     return MultiEpochsDataLoader(Jpegs(), **USUAL | settings)
@@ -38,7 +36,6 @@ def timm_multi_epochs(**settings: Any) -> Any:
 
 def timm_dataset() -> Any:
     """Timm's dataset of a folder, with the transform it trains with."""
-    admit_torchvision()
     from timm.data import ImageDataset, create_transform
 
     return ImageDataset(str(find_pictures()), transform=create_transform(SIDE, is_training=True))
@@ -51,7 +48,6 @@ def timm_created(
     persistent_workers: bool = True,
 ) -> Any:
     """What timm's `create_loader` makes, as its train.py calls it without a GPU."""
-    admit_torchvision()
     from timm.data import ImageDataset, create_loader
 
     return create_loader(
@@ -69,7 +65,6 @@ def timm_created(
 
 def torchvision_mixup(**settings: Any) -> DataLoader[Any]:
     """Torchvision's folder and second transforms, with batches mixed where they are collated."""
-    admit_torchvision()
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 
@@ -140,7 +135,6 @@ def ultralytics_infinite(**settings: Any) -> Any:
 
 
 def _make_yolo_dataset(batch_size: int) -> Any:
-    admit_torchvision()
     os.environ |= {"YOLO_OFFLINE": "true", "YOLO_VERBOSE": "false", "YOLO_CONFIG_DIR": tempfile.gettempdir()}
     from ultralytics.cfg import get_cfg
     from ultralytics.data.build import build_yolo_dataset

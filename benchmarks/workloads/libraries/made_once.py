@@ -1,4 +1,4 @@
-"""The images that all libraries load, the folders of their data, and the import of torchvision."""
+"""The images that all libraries load, and the folders of their data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import tempfile
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +19,6 @@ FOLDER: Final = Path(f"/tmp/dltune-library-data-{SAMPLES}")  # not in TMPDIR: ea
 DISTINCT: Final = 64  # images
 SIDE: Final = 224  # pixels
 CLASSES: Final = 4
-DESCRIBED: Final = ("nms", "qnms")  # operators of torchvision
-SIGNATURE: Final = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 BATCH: Final = 32
 USUAL: Final[dict[str, Any]] = {"batch_size": BATCH, "shuffle": True}
 
@@ -88,20 +85,3 @@ def _write_pictures(folder: Path) -> None:
         place = folder / f"class{index % CLASSES}" / f"{index:05}.jpg"
         place.parent.mkdir(exist_ok=True)
         place.write_bytes(find_jpeg(index))
-
-
-@cache
-def admit_torchvision() -> torch.library.Library | None:  # keeps the declaration alive
-    """Import torchvision next to a CPU build of torch, for which the package index has no build of torchvision.
-
-    Its compiled operators cannot be loaded then; they are declared to torch, and no loader calls them.
-    """
-    try:
-        import_module("torchvision")
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "DEF")
-        for name in DESCRIBED:
-            library.define(name + SIGNATURE)
-        import_module("torchvision")
-        return library
-    return None

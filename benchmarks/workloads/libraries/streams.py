@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.workloads.libraries.made_once import BATCH, SAMPLES, admit_torchvision, decode, find_jpeg, make_once
+from benchmarks.workloads.libraries.made_once import BATCH, SAMPLES, decode, find_jpeg, make_once
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,6 @@ SHUFFLED: Final = 4 * BATCH  # samples of a buffer
 
 def litdata_streaming(**settings: Any) -> Any:
     """Litdata's loader over its own chunks."""
-    admit_torchvision()
     from litdata import StreamingDataLoader, StreamingDataset
 
     dataset = StreamingDataset(str(make_once("litdata", _write_litdata)), shuffle=True)
@@ -106,7 +105,6 @@ def mosaic_function(
 
 
 def _make_mosaic_dataset(batch_size: int) -> Any:
-    admit_torchvision()
     from streaming import StreamingDataset
 
     class Pictures(StreamingDataset):

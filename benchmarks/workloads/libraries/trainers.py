@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.workloads.libraries.hugging_face import hf_transformed
-from benchmarks.workloads.libraries.made_once import BATCH, USUAL, Jpegs, admit_torchvision
+from benchmarks.workloads.libraries.made_once import BATCH, USUAL, Jpegs
 
 
 def accelerate_prepared(**settings: Any) -> Any:
@@ -36,7 +36,6 @@ def trainer_loader(
 def _make_by_trainer(
     batch_size: int, num_workers: int, prefetch_factor: int | None, persistent_workers: bool, in_order: bool = True
 ) -> Any:
-    admit_torchvision()
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(
@@ -56,7 +55,6 @@ def _make_by_trainer(
 
 def lightning_data_module(**settings: Any) -> Any:
     """A data module of Lightning."""
-    admit_torchvision()
     from lightning import LightningDataModule
 
     class Images(LightningDataModule):
@@ -70,7 +68,6 @@ def lightning_data_module(**settings: Any) -> Any:
 
 def lightning_combined(**settings: Any) -> Any:
     """Lightning's CombinedLoader, which takes from several loaders at once."""
-    admit_torchvision()
     from lightning.pytorch.utilities import CombinedLoader
 
     return CombinedLoader({"train": _make_plain(**settings), "rehearsal": _make_plain()}, "min_size")

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.workloads.libraries.made_once import SAMPLES, USUAL, Jpegs, admit_torchvision, make_once
+from benchmarks.workloads.libraries.made_once import SAMPLES, USUAL, Jpegs, make_once
 
 VOLUMES: Final = 64  # files; each is used several times in an epoch
 VOLUME_SIDE: Final = 32  # voxels
@@ -15,7 +15,6 @@ VOLUME_SIDE: Final = 32  # voxels
 
 def monai_threads(**settings: Any) -> Any:
     """MONAI's loader that reads ahead in a thread."""
-    admit_torchvision()
     from monai.data import ThreadDataLoader
 
     return ThreadDataLoader(Jpegs(), **USUAL | settings)
@@ -23,7 +22,6 @@ def monai_threads(**settings: Any) -> Any:
 
 def monai_cached(**settings: Any) -> Any:
     """MONAI's dataset that keeps what its first transforms give, and its loader."""
-    admit_torchvision()
     from monai import transforms
     from monai.data import CacheDataset, DataLoader
 
