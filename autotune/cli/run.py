@@ -33,7 +33,7 @@ def run(script: str, arguments: tuple[str, ...], output: str, quiet: bool, **lim
     the script. The result of each loader is printed at the end and saved. DLTUNE_AUTOPILOT=never switches tuning off.
     """
     with exit_on_error():
-        from autotune.online.attach import Options
+        from autotune.online.autopilot import Options
         from autotune.online.script import run_script
 
         run_script(script, arguments, Options(output, quiet=quiet, **limits))

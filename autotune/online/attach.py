@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -16,39 +15,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.errors import UsageError
-from autotune.online.autopilot import Autopilot, Stats, print_sentence
-from autotune.system.software import read_local_rank, read_start_method_in_force
-from autotune.units import parse_budget
+from autotune.online.autopilot import Autopilot, Options, Stats
+from autotune.system.software import read_start_method_in_force
 
 Target = TypeVar("Target")
 SWITCH: Final = "DLTUNE_AUTOPILOT"
 _METHODS: Final = ("train_dataloader", "get_train_dataloader")  # of Lightning, and of transformers
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of `autopilot`, and where a loader was made, such as `train.py:31`."""
-
-    profile: str | None = "dltune.json"
-    max_workers: int | None = None
-    max_memory: str = "80%"
-    on_stats: Callable[[Stats], object] | None = None
-    quiet: bool = False
-    place: str = ""
-
-    def __post_init__(self) -> None:
-        """Check the options before the training begins."""
-        try:
-            parse_budget(self.max_memory, 1)
-        except ValueError as error:
-            raise UsageError(f"max_memory: {error}.") from None
-        if self.max_workers is not None and self.max_workers < 1:
-            raise UsageError(f"max_workers={self.max_workers} must be at least 1.")
-
-    def show(self, sentence: str) -> None:
-        """Print a sentence in the first process of this host, unless the user wants none."""
-        if not self.quiet and read_local_rank() == 0:
-            print_sentence(f"{self.place}: {sentence}" if self.place else sentence)
 
 
 def _iterate(loader: Any) -> Iterator[Any]:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.errors import DltuneError
+from autotune.errors import DltuneError, UsageError
 from autotune.online.controller import Controller
 from autotune.online.epoch import Epoch, EpochIterator, WorkerGroup, WorkerSettings, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
 from autotune.online.model import Window
 from autotune.online.result import find_start, save_result
 from autotune.online.worker import WorkerCounters
-from autotune.system.software import read_local_world_size
+from autotune.system.software import read_local_rank, read_local_world_size
+from autotune.units import parse_budget
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
-
-    from autotune.online.attach import Options
 
 Stats = dict[str, float]  # by name
 WINDOW_SECONDS: Final = 1.5
@@ -37,6 +38,32 @@ WATCH_SECONDS: Final = 30.0  # a window after it has converged
 WATCH_STEPS: Final = 16  # between two readings of the counters then, which take some time
 PAUSE_SECONDS: Final = 1.0  # between two batches, in which the training validates or saves, not steps
 PAUSE_STEPS: Final = 10.0  # and this many times the mean step
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of `autopilot`, and where a loader was made, such as `train.py:31`."""
+
+    profile: str | None = "dltune.json"
+    max_workers: int | None = None
+    max_memory: str = "80%"
+    on_stats: Callable[[Stats], object] | None = None
+    quiet: bool = False
+    place: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the options before the training begins."""
+        try:
+            parse_budget(self.max_memory, 1)
+        except ValueError as error:
+            raise UsageError(f"max_memory: {error}.") from None
+        if self.max_workers is not None and self.max_workers < 1:
+            raise UsageError(f"max_workers={self.max_workers} must be at least 1.")
+
+    def show(self, sentence: str) -> None:
+        """Print a sentence in the first process of this host, unless the user wants none."""
+        if not self.quiet and read_local_rank() == 0:
+            print_sentence(f"{self.place}: {sentence}" if self.place else sentence)
 
 
 class Autopilot:

@@ -15,8 +15,8 @@ from typing import Any, Final
 from torch.utils.data import DataLoader, get_worker_info
 
 from autotune.errors import UsageError
-from autotune.online.attach import Options, attach, explain_refusal, is_switched_off
-from autotune.online.autopilot import Autopilot
+from autotune.online.attach import attach, explain_refusal, is_switched_off
+from autotune.online.autopilot import Autopilot, Options
 from autotune.online.controller import MIN_WAIT_SHARE
 from autotune.online.epoch import GroupLoader
 from autotune.online.watch import MIN_SLOW_STEPS, WaitMeter

@@ -14,7 +14,7 @@ from textwrap import dedent
 import pytest
 from torch.utils.data import DataLoader
 
-from autotune.online.attach import Options
+from autotune.online.autopilot import Options
 from autotune.online.script import tune_all_loaders
 
 ROOT = Path(__file__).parents[2]
