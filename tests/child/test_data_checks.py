@@ -167,7 +167,8 @@ def test_shards_may_be_set_up_by_a_worker_init_fn() -> None:
 
 def test_the_init_function_of_watched_workers_can_be_pickled_for_spawn() -> None:
     watch = partial(watch_worker, None, read_worker_info)
-    assert pickle.loads(pickle.dumps(watch)).args == watch.args
+    again = pickle.loads(pickle.dumps(watch))
+    assert (again.func, again.args) == (watch.func, watch.args)
 
 
 class FirstTakesAll(IterableDataset[torch.Tensor]):
