@@ -235,6 +235,10 @@ def make_generator(batch_size: int = 8, batches: int = 5) -> Iterator[torch.Tens
     return iter(Batches(batch_size, batches))
 
 
+def make_batches_of_settings(**settings: Any) -> Batches:
+    return Batches(settings.get("batch_size", 12), 3)
+
+
 def make_of_ready_batches(batch_size: int = 8, num_workers: int = 0) -> Any:
     return DataLoader(ReadyBatches(batch_size), batch_size=None, num_workers=num_workers)
 

@@ -34,7 +34,7 @@ from autotune.child.custom_loaders import (
     replace_new,
 )
 from autotune.child.loader import IterableLoader, is_forking
-from autotune.child.sample_counts import SampleCountTracker
+from autotune.child.sample_counts import SampleCountTracker, count_samples
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
 from autotune.profiles.loaders import WITHOUT_WORKERS, list_parameters
@@ -195,7 +195,8 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
     made = own.make(required)
     known = {one: defaults[one] for one in LOADER_SETTINGS if type(defaults.get(one)) in (int, bool)}
     if isinstance(made, IterableLoader):
-        usual = {one: setting.default for one, setting in SETTINGS.items()} | {"batch_size": None}
+        size = None if "batch_size" in fixed else known.get("batch_size") or _find_batch_size(own)
+        usual = {one: setting.default for one, setting in SETTINGS.items()} | {"batch_size": size}
         parts, baseline = Workload(dataset=made.batches, batched=False), config_from_values(usual | known)
     else:
         parts, baseline = _take_apart(made)
@@ -205,6 +206,14 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
     own = dataclasses.replace(own, fixed={one: SETTINGS[one].read(baseline) for one in fixed})
     own = check_epochs(own, made, ends_with_sampler)
     return LoadedWorkload(parts, baseline, own=own, note=own.describe())
+
+
+def _find_batch_size(own: CustomLoader) -> int | None:
+    """Return the samples in the first batch of a function's loader; None if there is none, or only with workers."""
+    try:
+        return next((count_samples(batch, 0) for batch in own.make({"num_workers": 0})), 0) or None
+    except Exception:  # of the user's code, which the profile reports
+        return None
 
 
 def _check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], source: str) -> None:

@@ -221,6 +221,12 @@ def test_a_function_is_called_with_the_settings_that_it_accepts(workers: int) ->
     assert (loader.num_workers, loader.batch_size, len(list(loader))) == (workers, 5, 4)
 
 
+def test_the_first_batch_shows_a_batch_size_that_neither_the_signature_nor_the_loader_tells() -> None:
+    found = load_function("make_batches_of_settings").baseline
+    assert found is not None
+    assert found.dataloader.batch_size == 12
+
+
 @pytest.mark.parametrize("name", ["Batches", "make_generator"])
 def test_a_loader_of_another_library_is_iterated_and_a_generator_is_made_again_for_each_epoch(name: str) -> None:
     workload = load_function(name, batches=5)
