@@ -95,11 +95,14 @@ def read_local_rank(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def list_libraries() -> Iterator[str]:
-    """Yield the modules of installed packages that this process has imported, without the deepest."""
+    """Yield the modules of installed packages that this process has imported, without the deepest.
+
+    Some compiled modules are there a second time, by a name that cannot be imported: scipy has a `_csparsetools`.
+    """
     for name, module in list(sys.modules.items()):
         with suppress(Exception):  # an object of a type of its own
-            file = module.__spec__.origin if module.__spec__ is not None else None
-            if name.count(".") < 2 and file and _is_installed(file):
+            spec = module.__spec__
+            if spec and spec.name == name and name.count(".") < 2 and spec.origin and _is_installed(spec.origin):
                 yield name
 
 

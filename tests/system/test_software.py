@@ -104,3 +104,10 @@ def test_imported_libraries_are_listed_without_python_and_the_users_modules() ->
     found = set(list_libraries())
     assert {"pytest", "torch", "torch.utils"} <= found
     assert not {"json", "autotune", "torch.utils.data", __name__} & found
+
+
+def test_a_second_name_of_a_module_by_which_it_cannot_be_imported_is_not_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "_second_name", sys.modules["torch.utils"])
+    assert "_second_name" not in set(list_libraries())
