@@ -119,11 +119,15 @@ Rate = Callable[[LoaderConfig, int], float | None]
 
 
 def validate_with(
-    rate: Rate, *configs: LoaderConfig, monitor: NoiseMonitor | None = None, measurements: int = 1000
+    rate: Rate,
+    *configs: LoaderConfig,
+    monitor: NoiseMonitor | None = None,
+    measurements: int = 1000,
+    seconds: float = 0.0,
 ) -> tuple[Validation, list[TrialRequest]]:
     """Validate candidates by a formula of the configuration and of the number of its earlier measurements.
 
-    Returns the requests of the measurements, too; a rate of None is a failure.
+    Returns the requests of the measurements, too; a rate of None is a failure, `seconds` what a run takes altogether.
     """
     asked: list[TrialRequest] = []
 
@@ -131,7 +135,8 @@ def validate_with(
         assert request.new_process
         found = rate(request.config, sum(one.config == request.config for one in asked))
         asked.append(request)
-        return make_result(request.config, found, "completed" if found else "crashed")
+        result = make_result(request.config, found, "completed" if found else "crashed")
+        return result.model_copy(update={"seconds": seconds})
 
     def has_time(count: int) -> bool:
         return len(asked) + count <= measurements
@@ -148,6 +153,12 @@ def test_a_configuration_without_workers_is_measured_in_new_interpreters() -> No
     _, asked = validate_with(steady)
     kinds = {(request.config.dataloader.num_workers > 0, request.new_process) for request in asked}
     assert kinds == {(False, "interpreter"), (True, "fork")}
+
+
+def test_only_the_first_run_is_a_new_interpreter_if_its_start_takes_long() -> None:
+    _, asked = validate_with(lambda config, number: 100.0, seconds=60.0)
+    kinds = [request.new_process for request in asked if not request.config.dataloader.num_workers]
+    assert kinds == ["interpreter", "fork"]
 
 
 @pytest.mark.parametrize(("epoch_batches", "again"), [(10, True), (None, False)])
