@@ -195,7 +195,8 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
     made = own.make(required)
     known = {one: defaults[one] for one in LOADER_SETTINGS if type(defaults.get(one)) in (int, bool)}
     if isinstance(made, IterableLoader):
-        size = None if "batch_size" in fixed else known.get("batch_size") or _find_batch_size(own)
+        is_asked = ends_with_sampler is None and "batch_size" not in {*fixed, *known}
+        size = _find_batch_size(own) if is_asked else None  # later processes do not read the dataset
         usual = {one: setting.default for one, setting in SETTINGS.items()} | {"batch_size": size}
         parts, baseline = Workload(dataset=made.batches, batched=False), config_from_values(usual | known)
     else:

@@ -227,6 +227,12 @@ def test_the_first_batch_shows_a_batch_size_that_neither_the_signature_nor_the_l
     assert found.dataloader.batch_size == 12
 
 
+def test_a_process_that_knows_the_workload_does_not_read_its_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(custom_loaders.Batches, "__iter__", lambda self: pytest.fail("it was read"))
+    request = WorkloadRequest(dataset="tests.custom_loaders:make_batches_of_settings", is_loader=True)
+    assert load_workload(request, ends_with_sampler=False).baseline is not None
+
+
 @pytest.mark.parametrize("name", ["Batches", "make_generator"])
 def test_a_loader_of_another_library_is_iterated_and_a_generator_is_made_again_for_each_epoch(name: str) -> None:
     workload = load_function(name, batches=5)
