@@ -3,11 +3,15 @@
 `python -P -m autotune.child.supervisor FD TUNER`: FD is an inherited SEQPACKET socket, TUNER the tuner's process ID.
 One JSON object per packet:
 
-    {"start": {"folder": ..., "working_dir": ..., "interpreter": ...}} with two descriptors, connection and log
-                                                                       -> {"pid": N} with a pidfd, or {"errno": N}
-    {"import": [names of modules]}                                     -> {"imported": whether trials can be forked}
-    {"status": N}                                                      -> {"status": exit code or null}
-    {"end": [processes that were seen to belong to the trial]}         -> {"survivors": [...]}
+    {"start": {"working_dir": ..., "interpreter": ...}} with the trial's connection
+                                          -> {"pid": N, "folder": ...} with a pidfd, or {"errno": N, "path": ...}
+    {"import": [names of modules]}        -> {"imported": whether trials can be forked}
+    {"status": N}                         -> {"status": exit code or null}
+    {"end": [processes that were seen to belong to the trial]}
+                                          -> {"survivors": [...]}
+
+The folder is the trial's private temporary folder, with its output in `log`. The supervisor makes it, so that it can
+always remove it.
 
 The supervisor has one thread, never runs the user's code, and is a child subreaper: every process of a trial stays its
 descendant, also if it leaves the session or loses its parent. It imports torch once, and later the installed libraries
@@ -38,6 +42,7 @@ from typing import Any, Final, NoReturn
 from autotune.child.errors import dump_stacks_on_signal, report_unsent_data
 from autotune.system import procfs
 
+MAX_TMPDIR_LENGTH: Final = 60  # characters; AF_UNIX paths end at 108, and torch adds to it
 MAX_REQUEST_BYTES: Final = 2**17
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
 MAX_EXIT_SECONDS: Final = 60.0  # for a killed process to give its memory and its device back
@@ -51,7 +56,7 @@ class Supervisor:
 
     def __init__(self, connection: socket.socket, *, can_fork: bool) -> None:
         self._connection, self._can_fork = connection, can_fork
-        self._folder: str | None = None
+        self._folder: Path | None = None
         self._statuses: dict[int, int] = {}
         self._survivors: set[int] = set()  # of earlier trials, which cannot be killed
 
@@ -65,7 +70,7 @@ class Supervisor:
     def _handle(self, tuner: int) -> bool:
         """Handle one request, if one arrives in time; return False if the tuner ended and left no request."""
         try:
-            message, descriptors, _, _ = socket.recv_fds(self._connection, MAX_REQUEST_BYTES, 2)
+            message, descriptors, _, _ = socket.recv_fds(self._connection, MAX_REQUEST_BYTES, 1)
             request = json.loads(message)
             if "start" in request:
                 self._start(request["start"], *descriptors)
@@ -85,24 +90,30 @@ class Supervisor:
     def _send(self, reply: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         socket.send_fds(self._connection, [json.dumps(reply).encode()], descriptors)
 
-    def _start(self, trial: dict[str, Any], connection: int, log: int) -> None:
-        self._folder = trial["folder"]
+    def _start(self, trial: dict[str, Any], connection: int) -> None:
         self._statuses.clear()
         supervisor = os.getpid()
         try:
-            pid = _fork()
+            self._folder = _make_folder()
+            with (self._folder / "log").open("ab") as log:
+                pid = _fork()
+                if not pid:
+                    self._connection.close()
+                    trial["interpreter"] = trial["interpreter"] or not self._can_fork
+                    _run_as_child(trial, self._folder, log.fileno(), connection, supervisor)
         except OSError as error:
-            self._send({"errno": error.errno})
+            self._remove_folder()
+            self._send({"errno": error.errno, "path": error.filename})
         else:
-            if not pid:
-                self._connection.close()
-                trial["interpreter"] = trial["interpreter"] or not self._can_fork
-                _run_as_child(trial, connection, log, supervisor)
             pidfd = os.pidfd_open(pid)  # before the process can be reaped
-            self._send({"pid": pid}, (pidfd,))
+            self._send({"pid": pid, "folder": str(self._folder)}, (pidfd,))
             os.close(pidfd)
-        for descriptor in (connection, log):
-            os.close(descriptor)
+        os.close(connection)
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
 
     def _import(self, modules: Sequence[str]) -> bool:
         """Import libraries; return False if that failed, or has disturbed this process."""
@@ -145,9 +156,7 @@ class Supervisor:
             descendants = self._list_descendants()
         self._survivors.update(descendants)
         procfs.remove_segments(segments | procfs.list_empty_segments(seen))
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        self._remove_folder()
         return descendants
 
     def _list_descendants(self) -> list[int]:
@@ -156,13 +165,20 @@ class Supervisor:
         return [pid for pid in tree if pid not in self._survivors]
 
 
+def _make_folder() -> Path:
+    """Make a private temporary folder whose path is short enough for the sockets that torch places there."""
+    usual = tempfile.gettempdir()
+    parent = usual if len(usual) <= MAX_TMPDIR_LENGTH else "/tmp"
+    return Path(tempfile.mkdtemp(prefix=f"dltune-{os.getppid()}-", dir=parent))
+
+
 def _fork() -> int:
     with warnings.catch_warnings():  # Python counts threads before those that know of forks have ended
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
-def _run_as_child(trial: dict[str, Any], connection: int, log: int, supervisor: int) -> NoReturn:
+def _run_as_child(trial: dict[str, Any], folder: Path, log: int, connection: int, supervisor: int) -> NoReturn:
     """Serve the tuner as the process of a trial: own session, folder, output, random numbers, default signals."""
     os.setsid()
     procfs.die_with_parent()  # the supervisor has one thread, so that its end is that of its thread
@@ -177,7 +193,7 @@ def _run_as_child(trial: dict[str, Any], connection: int, log: int, supervisor: 
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel must never choose the user's other processes
     os.chdir(trial["working_dir"])
-    os.environ["TMPDIR"] = trial["folder"]
+    os.environ["TMPDIR"] = str(folder)
     if trial["interpreter"]:
         os.set_inheritable(connection, True)
         os.execv(sys.executable, [sys.executable, "-P", "-m", "autotune.child.supervisor", str(connection)])  # noqa: S606  # nothing is quoted

@@ -27,7 +27,7 @@ from autotune.runner import diagnosis
 from autotune.runner.diagnosis import Reply, TrialFailure
 from autotune.runner.hangs import find_blocking, read_all_stacks
 from autotune.runner.resources import Limits, ResourceMonitor
-from autotune.runner.supervisor_client import SupervisorClient, make_folder
+from autotune.runner.supervisor_client import SupervisorClient
 from autotune.system.procfs import PROC, STACKS_FILE, read_text, signal_all
 from autotune.units import format_seconds
 
@@ -52,15 +52,12 @@ class TrialProcess:
         self._supervisor = supervisor
         self._progress = progress
         self._on_device, self._is_sampled = False, True
-        self._folder = make_folder()
-        self._log_path = self._folder / "log"
         ours, theirs = socket.socketpair()
-        with contextlib.ExitStack() as on_error:
-            on_error.callback(shutil.rmtree, self._folder, ignore_errors=True)
+        with contextlib.ExitStack() as on_error, theirs:
             on_error.callback(ours.close)
-            with theirs, self._log_path.open("ab") as log:
-                self._pidfd = supervisor.start(theirs.fileno(), log, self._folder, working_dir, interpreter=interpreter)
+            self._pidfd, self._folder = supervisor.start(theirs.fileno(), working_dir, interpreter=interpreter)
             on_error.pop_all()
+        self._log_path = self._folder / "log"
         self._channel = messages.Channel(ours)
         self.monitor = ResourceMonitor(supervisor.supervisor_pid)
 

@@ -21,12 +21,11 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Self
+from typing import Any, Final, Self
 
 from autotune.request import WorkloadRequest
 from autotune.system.procfs import PROC, TRIAL_VARIABLE, list_tree, signal_all
 
-MAX_TMPDIR_LENGTH: Final = 60  # characters; AF_UNIX paths end at 108, and torch adds to it
 MAX_REPLY_SECONDS: Final = 120.0  # the first reply waits until torch is imported, maybe from a slow disk
 MAX_IMPORT_SECONDS: Final = 60.0
 MAX_END_SECONDS: Final = 20.0
@@ -94,21 +93,26 @@ class SupervisorClient:
         threads = {"OMP_NUM_THREADS": "1"} if self._processes > 1 else {}  # as under torchrun
         return {**caches, **threads, **os.environ, TRIAL_VARIABLE: "1"}
 
-    def start(self, connection: int, log: BinaryIO, folder: Path, working_dir: str, *, interpreter: bool) -> int:
-        """Start the process of a trial, and return its pidfd, or raise OSError if the machine does not allow it.
+    def start(self, connection: int, working_dir: str, *, interpreter: bool) -> tuple[int, Path]:
+        """Start the process of a trial, or raise OSError if the machine does not allow it.
 
-        `connection` is the descriptor of its socket, and `log` receives its stdout and stderr. The supervisor removes
-        `folder`, its private temporary folder. `interpreter` asks for a new interpreter instead of a fork.
+        Args:
+            connection: Descriptor of its socket.
+            working_dir: Where it runs.
+            interpreter: Whether to start a new interpreter instead of a fork.
+
+        Returns:
+            Its pidfd, and its private temporary folder, whose file `log` has its stdout and stderr.
         """
-        trial = {"folder": str(folder), "working_dir": str(Path(working_dir).resolve()), "interpreter": interpreter}
+        trial = {"working_dir": str(Path(working_dir).resolve()), "interpreter": interpreter}
         self.prepare()
         if not self._has_imported and not self._import_modules():
             self.prepare()
-        reply, received = self._ask({"start": trial}, (connection, log.fileno()))
+        reply, received = self._ask({"start": trial}, (connection,))
         if "errno" in reply:
-            raise OSError(reply["errno"], os.strerror(reply["errno"]))
+            raise OSError(reply["errno"], os.strerror(reply["errno"]), reply["path"])
         self._trial = reply["pid"]
-        return received[0]
+        return received[0], Path(reply["folder"])
 
     def _import_modules(self) -> bool:
         """Return whether trials can be forked after the import; if not, end the supervisor, and import nothing more."""
@@ -183,10 +187,3 @@ def kill_session(session: int) -> None:
         with contextlib.suppress(OSError):
             if os.getsid(pid) == session:
                 signal_all(list_tree(pid), signal.SIGKILL)
-
-
-def make_folder() -> Path:
-    """Make a private temporary folder whose path is short enough for the sockets that torch places there."""
-    usual = tempfile.gettempdir()
-    parent = usual if len(usual) <= MAX_TMPDIR_LENGTH else "/tmp"
-    return Path(tempfile.mkdtemp(prefix=f"dltune-{os.getpid()}-", dir=parent))

@@ -128,13 +128,14 @@ def test_several_processes_compute_on_one_thread_each_and_caches_stay_where_trai
     assert "OMP_NUM_THREADS" not in SupervisorClient()._make_environment()
 
 
-def test_a_machine_without_space_for_a_folder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/missing")
-    with (
-        open_runner("make_telling") as runner,
-        pytest.raises(TrialError, match=r"No such file or directory \(/missing"),
-    ):
+def test_a_machine_without_a_folder_for_temporary_files_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", tempfile.mkdtemp(dir="/tmp"))
+    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
         run_fresh(runner)
+        runner.close()
+        Path(os.environ["TMPDIR"]).rmdir()
+        with pytest.raises(TrialError, match=r"No such file or directory \(/tmp/"):
+            run_fresh(runner)
 
 
 def test_a_killed_supervisor_is_reported_with_the_next_step() -> None:
