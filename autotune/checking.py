@@ -93,7 +93,13 @@ def check(
         quick: Whether to measure it again.
         with_workload: Whether to load the dataset and compare its samples.
         progress: Receives the events of the measurement.
+
+    Raises:
+        UsageError: `quick` without the workload.
+        ProfileError: The file is not valid, or has no such profile.
     """
+    if quick and not with_workload:
+        raise UsageError("A quick check measures the workload: it cannot be combined with --no-workload.")
     file, progress, machine = Path(path), progress or ProgressListener(), read_machine()
     chosen = select_profile(file, profile, machine)
     age = compare_age(chosen.created_at, datetime.now(UTC), max_age_seconds)

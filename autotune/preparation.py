@@ -40,7 +40,7 @@ def find_stored(request: TuningRequest, machine: MachineProfile, *, validated: b
 
 def find_training_run(plan: Plan) -> TunedProfile | None:
     """Find a training run with as many samples on this class of machine; its workers are tried first."""
-    for one in read_profiles(Path(plan.request.output)):
+    for one in () if plan.request.fresh else read_profiles(Path(plan.request.output)):
         is_like_this = (
             one.workload.samples == plan.workload.samples and one.machine_class == plan.hardware.machine_class
         )

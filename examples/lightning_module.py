@@ -43,7 +43,7 @@ class TableFile(Dataset[Sample]):
 class TableModule(LightningDataModule):
     """Hands out the table with a loader whose arguments can come from a LightningCLI config.
 
-    The arguments other than `rows` are those of DataLoader, with its defaults.
+    The arguments other than `rows` are those of DataLoader, with its defaults but for `batch_size`.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ def report(file: str, profile: str | None, output: str | None, force: bool, **fo
 def export(file: str, profile: str | None, to: Target, output: str | None, force: bool) -> None:
     """Export a profile in another library's format.
 
-    Settings that the target does not support are listed on stderr.
+    Settings that the target does not support are listed in a comment, or on stderr.
     """
     with exit_on_error():
         from autotune.profiles.export import export as export_profile
@@ -95,7 +95,7 @@ def export(file: str, profile: str | None, to: Target, output: str | None, force
 def merge(files: tuple[str, ...], output: str | None) -> None:
     """Combine the profiles of several tuned files into one.
 
-    Of profiles of the same workload and machine class, the newest is taken.
+    Of profiles of the same workload and machine class, the newest validated one is taken.
     """
     with exit_on_error():
         from autotune.profiles.store import format_file, merge_profiles, read_file, update_file

@@ -20,6 +20,7 @@ from autotune.system.software import read_start_method_in_force
 
 Target = TypeVar("Target")
 SWITCH: Final = "DLTUNE_AUTOPILOT"
+LISTENERS: Final[list[Callable[[Any], object]]] = []  # called with each loader whose tuning begins
 _METHODS: Final = ("train_dataloader", "get_train_dataloader")  # of Lightning, and of transformers
 
 
@@ -32,6 +33,8 @@ def _iterate(loader: Any) -> Iterator[Any]:
             loader.__class__ = type(loader).__bases__[0]
             return iter(loader)
         loader.autopilot_state = Autopilot(loader, options)
+        for listener in LISTENERS:
+            listener(loader)
     state: Autopilot = loader.autopilot_state
     return state.start_epoch(loader)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.errors import DltuneError, UsageError
+from autotune.errors import UsageError
 from autotune.online.controller import Controller
 from autotune.online.epoch import Epoch, EpochIterator, WorkerGroup, WorkerSettings, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
@@ -59,6 +59,10 @@ class Options:
             raise UsageError(f"max_memory: {error}.") from None
         if self.max_workers is not None and self.max_workers < 1:
             raise UsageError(f"max_workers={self.max_workers} must be at least 1.")
+
+    def __deepcopy__(self, _: object) -> Options:
+        """Return these options: a copied loader reports to the same `on_stats`."""
+        return self
 
     def show(self, sentence: str) -> None:
         """Print a sentence in the first process of this host, unless the user wants none."""
@@ -152,7 +156,7 @@ class Autopilot:
         if pause < PAUSE_SECONDS or self._began is None:
             return False
         window = self._read(epoch).since(self._began)
-        return pause * window.batches > PAUSE_STEPS * window.seconds
+        return pause * (window.batches - 1) > PAUSE_STEPS * (window.seconds - pause)
 
     def _is_long(self, window: Window) -> bool:
         controller = self.controller
@@ -214,7 +218,7 @@ class Autopilot:
         if path is not None and not is_known and (loader := self._loader()) is not None:
             try:
                 save_result(path, loader, self.controller, time.perf_counter() - self._started, self._processes)
-            except DltuneError as error:  # training goes on
+            except Exception as error:  # training goes on, also with a loader that no profile can describe
                 self._options.show(f"the result is not saved: {error}")
 
     def finish(self) -> None:

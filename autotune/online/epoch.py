@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils import worker as torch_worker
 
 from autotune.online.limits import WorkerLimits
 from autotune.online.worker import TimedIndices, WorkerCounters, start_worker
@@ -72,7 +73,7 @@ class WorkerGroup:
         self.first_worker = 0  # the id of its first worker
         self.loader: DataLoader[Any] | None = None
         self.iterator: Any = None
-        self.restore_random: Callable[[], object] = bool  # those before a batch that workers should load
+        self._random: RandomStream | None = None  # of batches that are loaded here, not by the user's workers
 
     def __iter__(self) -> WorkerGroup:
         return self
@@ -84,9 +85,23 @@ class WorkerGroup:
         self.last, slot.group = slot.number, self
         self.pending += 1
         if not (self.settings.workers or self.is_own):
-            self.restore_random = _keep_random_states()
+            self._random = self._random or RandomStream(self.iterator._base_seed)
+            self._random.begin_batch()
         is_read_here = not self.settings.workers and isinstance(slot.indices, TimedIndices)
         return slot.indices.read() if is_read_here else slot.indices
+
+    def load(self) -> Any:
+        """Return the next batch, also if that raises an error after the batch was taken (`returned` shows it)."""
+        try:
+            return next(self.iterator)
+        finally:
+            if self._random is not None:
+                self._random.end_batch()
+
+    @property
+    def returned(self) -> int:
+        """Batches that torch regards as returned; an error such as a timeout leaves the next one to be returned."""
+        return int(self.iterator._rcvd_idx) if self.settings.workers else self.last
 
     def plan(self, slot: Slot) -> None:
         """Let the group take a slot before all others."""
@@ -106,7 +121,11 @@ class WorkerGroup:
     def restart(self, take: Callable[[WorkerGroup], Slot]) -> None:
         """Begin another epoch with the same workers; torch discards what they still load."""
         self.pending = sys.maxsize  # so that torch gets no indices yet
+        iterator, timeout = self.iterator, self.iterator._timeout
+        if not self.is_own:  # batches of the epoch before may still be loaded
+            iterator._timeout = 0.0
         self.iterator = iter(self.loader)  # type: ignore[arg-type]  # its workers live
+        iterator._timeout = timeout
         self.pending, self.last, self.is_open, self._take = 0, -1, True, take
         self.change(self.settings)
 
@@ -163,7 +182,7 @@ class Epoch:
         kept: Sequence[WorkerGroup] = (),
         seeds: torch.Generator | None = None,
     ) -> None:
-        self._loader, self._own, self._counters, self._limits = loader, own, counters, limits
+        self.loader, self._own, self._counters, self._limits = loader, own, counters, limits
         self._groups = list[WorkerGroup]()
         self._queue = deque[Slot]()  # those without a group are free: any group may take them
         self.drawn = self.started_workers = self.delivered = 0  # batches, workers, batches
@@ -190,9 +209,15 @@ class Epoch:
         with suppress(StopIteration):  # the epoch has fewer
             for _, group in sorted(shares, key=lambda one: one[0]):
                 group.plan(self._draw(is_ahead=True))
-        for group in kept:
-            self._groups.append(group)
-            group.restart(self._take)
+        self._groups.extend(kept)
+        for group in sorted(kept, key=lambda one: not one.is_own):
+            try:
+                group.restart(self._take)
+            except Exception as error:
+                if group.is_own:
+                    raise
+                self.fall_back(_describe(error))
+                break
 
     def change(self, settings: WorkerSettings) -> WorkerSettings | None:
         """Change the workers at a boundary between batches; those that are not needed end, or are idle in their group.
@@ -238,16 +263,17 @@ class Epoch:
             group = (self._queue[0].group if self._queue else None) or inline
             if group is None:
                 break
+            returned = group.returned
             try:
-                batch = next(group.iterator)
-                group.restore_random()
+                batch = group.load()
             except StopIteration:  # of the sampler, if batches are loaded one by one in this process
                 break
-            except Exception as error:
-                if group.is_own:
-                    self._finish_head(group, began)
+            except BaseException as error:
+                if group.is_own or not isinstance(error, Exception):
+                    if group.returned != returned:
+                        self._finish_head(group, began)
                     raise
-                patience = self._loader.timeout or HANG_SECONDS
+                patience = self.loader.timeout or HANG_SECONDS
                 if not str(error).startswith("DataLoader timed out") or time.perf_counter() - began >= patience:
                     self.fall_back(_describe(error))
                 continue
@@ -276,7 +302,7 @@ class Epoch:
 
     def end(self) -> None:
         """End all workers; those of open groups stay if the user's are persistent."""
-        is_kept = self._loader.persistent_workers and not self.failure
+        is_kept = self.loader.persistent_workers and not self.failure
         self.kept = [one for one in self._list_open() if is_kept and one.settings.workers]
         for group in self._groups:
             if group in self.kept:
@@ -377,7 +403,7 @@ class Epoch:
         self._counters.workers = max(self._counters.workers, self.started_workers)
 
     def _make_loader(self, group: WorkerGroup) -> DataLoader[Any]:
-        given, (workers, prefetch) = self._loader, group.settings
+        given, (workers, prefetch) = self.loader, group.settings
         sampler: dict[str, Any] = {"batch_sampler": group}
         if given.batch_sampler is None:
             sampler = {"sampler": group, "batch_size": None}
@@ -408,18 +434,47 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def _keep_random_states() -> Callable[[], object]:
-    """Return a function that undoes what loading a batch draws here; in workers it draws from states of their own."""
+class RandomStream:
+    """Random states for batches that are loaded in the training process, as a worker has states of its own.
+
+    Args:
+        seed: The seed of a worker.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed: int | None = seed  # until the first batch
+        self._states: tuple[Any, ...] = ()  # of the stream; of the training during a batch
+        self._is_in_batch = False
+
+    def begin_batch(self) -> None:
+        """Use the states of the stream."""
+        training = _read_random_states()
+        if self._seed is None:
+            _set_random_states(self._states)
+        else:
+            random.seed(self._seed)
+            torch.default_generator.manual_seed(self._seed)
+            if numpy := sys.modules.get("numpy.random"):
+                numpy.seed(torch_worker._generate_state(self._seed, 0))
+        self._seed, self._states, self._is_in_batch = None, training, True
+
+    def end_batch(self) -> None:
+        """Use the states of the training again, also after an error."""
+        if self._is_in_batch:
+            training, self._states, self._is_in_batch = self._states, _read_random_states(), False
+            _set_random_states(training)
+
+
+def _read_random_states() -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy.random")
-    states = random.getstate(), torch.get_rng_state(), numpy and numpy.get_state()
+    return random.getstate(), torch.get_rng_state(), numpy and numpy.get_state()
 
-    def restore() -> None:
-        random.setstate(states[0])
-        torch.set_rng_state(states[1])
-        if numpy:
-            numpy.set_state(states[2])
 
-    return restore
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    torch.set_rng_state(states[1])
+    if states[2]:  # numpy may have been imported since
+        sys.modules["numpy.random"].set_state(states[2])
 
 
 @contextmanager
@@ -430,14 +485,15 @@ def _quiet_start(*, is_own: bool) -> Iterator[None]:
     them dies, at worst between taking a lock and releasing it. `next` still raises that error.
     """
     signals: Any = signal_handling
-    register = signals._set_worker_pids
+    register, was_frozen = signals._set_worker_pids, gc.get_freeze_count() > 0
     gc.freeze()
     try:
         if not is_own:
             signals._set_worker_pids = lambda key, _: register(key, ())
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
         signals._set_worker_pids = register
 
 
@@ -468,6 +524,9 @@ class EpochIterator:
 
     def __iter__(self) -> EpochIterator:
         return self
+
+    def __len__(self) -> int:
+        return len(self._epoch.loader)
 
     def __next__(self) -> Any:
         self._before_batch(self._epoch)

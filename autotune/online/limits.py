@@ -35,7 +35,7 @@ class WorkerLimits:
 
     def __init__(self, max_memory: str = "80%", max_workers: int | None = None, processes: int = 1) -> None:
         machine = read_machine()
-        self.cpus = machine.usable_cpus / processes
+        self.cpus = share_cpus(machine.usable_cpus, processes)
         self._max_memory, self._processes = max_memory, processes
         self._most = max(MAX_SEARCHED_WORKERS, int(2 * self.cpus)) if max_workers is None else max_workers
         self._nofile = machine.nofile_limit
@@ -112,6 +112,15 @@ class WorkerLimits:
     def _read_budget(self, used: int) -> int:
         available = self._memory.read() + used * self._processes
         return min(parse_budget(self._max_memory, available), available) // self._processes
+
+
+def share_cpus(usable: float, processes: int) -> float:
+    """Return the CPUs of each training process; srun and mpirun bind each process to CPUs of its own."""
+    with suppress(OSError):
+        own, of_launcher = (len(os.sched_getaffinity(pid)) for pid in (0, os.getppid()))
+        if processes > 1 and own < of_launcher:
+            return min(usable, of_launcher / processes)
+    return usable / processes
 
 
 def _read_positions() -> dict[str, int]:

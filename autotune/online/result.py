@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from autotune.profiles.schema import (
     WorkloadIdentity,
 )
 from autotune.profiles.store import read_profiles, save_profile
-from autotune.system.machine import Accelerator, Hardware, read_machine
+from autotune.system.machine import Accelerator, Hardware, read_gpus, read_machine
 from autotune.system.software import read_local_rank, read_software
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def identify(loader: DataLoader[Any], processes: int) -> WorkloadIdentity:
     """Return the workload of a loader: its dataset by its class, and the batch size."""
     dataset, cls = loader.dataset, type(loader.dataset)
     length = None
-    with suppress(TypeError, NotImplementedError):  # a dataset whose sampler knows the length needs none
+    with suppress(Exception):  # a dataset whose sampler knows the length needs none
         length = len(dataset)  # type: ignore[arg-type]
     return WorkloadIdentity(
         dataset=f"{cls.__module__}:{cls.__qualname__}",
@@ -63,10 +64,8 @@ def identify(loader: DataLoader[Any], processes: int) -> WorkloadIdentity:
 
 def read_hardware() -> Hardware:
     """Return the hardware of this process, with its accelerator."""
-    accelerator = None
-    if torch.cuda.is_available():
-        accelerator = Accelerator(name=torch.cuda.get_device_name(), count=torch.cuda.device_count())
-    return read_machine().hardware(accelerator)
+    gpus = read_gpus() if torch.backends.cuda.is_built() else ()  # torch would initialize CUDA, which workers inherit
+    return read_machine().hardware(Accelerator(name=gpus[0], count=gpus.count(gpus[0])) if gpus else None)
 
 
 def save_result(path: Path, loader: DataLoader[Any], controller: Controller, seconds: float, processes: int) -> None:
@@ -137,7 +136,10 @@ def save_result(path: Path, loader: DataLoader[Any], controller: Controller, sec
 
 def _read_batch_size(loader: DataLoader[Any]) -> int | None:
     """Return the batch size of a loader; accelerate and transformers give it a batch sampler, which has it."""
-    return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    with suppress(TypeError):  # a sampler of the user's own may have several
+        return max(1, operator.index(size))  # type: ignore[arg-type]
+    return None
 
 
 def _configure(loader: DataLoader[Any], settings: WorkerSettings) -> LoaderConfig:
@@ -148,10 +150,10 @@ def _configure(loader: DataLoader[Any], settings: WorkerSettings) -> LoaderConfi
             batch_size=_read_batch_size(loader),
             num_workers=settings.workers,
             prefetch_factor=settings.prefetch if has_workers else None,
-            pin_memory=loader.pin_memory,
-            persistent_workers=loader.persistent_workers and has_workers,
+            pin_memory=bool(loader.pin_memory),
+            persistent_workers=bool(loader.persistent_workers) and has_workers,
         ),
-        process=ProcessSettings(non_blocking=loader.pin_memory),
+        process=ProcessSettings(non_blocking=bool(loader.pin_memory)),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Final
 from torch.utils.data import DataLoader, get_worker_info
 
 from autotune.errors import UsageError
-from autotune.online.attach import attach, explain_refusal, is_switched_off
+from autotune.online.attach import LISTENERS, attach, explain_refusal, is_switched_off
 from autotune.online.autopilot import Autopilot, Options
 from autotune.online.controller import MIN_WAIT_SHARE
 from autotune.online.epoch import GroupLoader
@@ -75,19 +75,23 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
                 refused[place] = WaitMeter(quiet=True)
                 options.show(f"{place}: not tuned: {reason}.")
             return refused[place].iterate(lambda: iterate(loader))
-        if hasattr(loader.dataset, "__len__"):  # one line may make several loaders, and make each again in every epoch
+        with suppress(Exception):  # one line may make several loaders, and make each again in every epoch
             place += f" ({len(loader.dataset):,} samples)"
         attach(loader, replace(options, place=place))
-        iterator: Iterator[Any] = iter(loader)
+        return iter(loader)
+
+    def note_state(loader: Any) -> None:
+        place = loader.autopilot_options.place or loader.__dict__.get(_PLACE, type(loader).__name__)
         if place not in tuned or not tuned[place].controller.has_converged:
             tuned[place] = loader.autopilot_state
-        return iterator
 
+    LISTENERS.append(note_state)
     DataLoader.__init__ = init_and_note  # type: ignore[method-assign,assignment]  # of all classes of loaders
     DataLoader.__iter__ = attach_and_iterate  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
+        LISTENERS.remove(note_state)
         DataLoader.__init__ = init  # type: ignore[method-assign]
         DataLoader.__iter__ = iterate  # type: ignore[method-assign,assignment]
         has_failed = sys.exc_info()[0] is not None  # or it has only printed its help

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -55,31 +54,20 @@ class WaitMeter:
 
     def iterate(self, iterate: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Start an epoch; its first wait includes what that takes."""
-        began, is_first = self.clock(), True
-        iterator = iterate()
-        start_seconds = self.clock() - began
+        began = self.clock()
+        return WatchedIterator(self, iterate(), began)
 
-        def next_batch(_: None) -> Any:
-            nonlocal is_first, start_seconds
-            requested = self.clock() - start_seconds
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                if not is_first:
-                    self._ended = self.clock()
-                    self.seconds += self._ended - self._received
-                is_first = True
-                raise
-            self._note_batch(requested, self.clock(), is_first=is_first)
-            start_seconds, is_first = 0.0, False
-            return batch
+    def end_epoch(self) -> None:
+        """Count the last step of an epoch."""
+        self._ended = self.clock()
+        self.seconds += self._ended - self._received
 
-        return map(next_batch, itertools.repeat(None))  # a generator would end at an error
-
-    def _note_batch(self, requested: float, received: float, *, is_first: bool) -> None:
+    def note_batch(self, requested: float, received: float, *, is_first: bool) -> None:
+        """Count a batch, the first of its epoch or not."""
         if is_first:
+            ended = max(self._ended, self._received)  # an epoch that the loop has left has no end
+            self._gap = received - ended if ended else 0.0
             self._began, self._waits, self._received = requested, [], requested
-            self._gap = received - self._ended if self._ended else 0.0
         self.batches += 1
         self.seconds += received - self._received
         self.wait_seconds += received - requested
@@ -120,20 +108,59 @@ class WaitMeter:
             )
 
 
-class WatchedLoader:
+class _Wrapper:
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # a copy wraps nothing yet when Python looks for its special methods
+            raise AttributeError(name)
+        return getattr(self._wrapped, name)
+
+    def __len__(self) -> int:
+        return len(self._wrapped)
+
+
+class WatchedIterator(_Wrapper):
+    """An iterator whose waits are measured; everything else is that of the loader's iterator.
+
+    Args:
+        meter: Measures the waits.
+        iterator: The loader's iterator.
+        began: When its start began.
+    """
+
+    def __init__(self, meter: WaitMeter, iterator: Iterator[Any], began: float) -> None:
+        super().__init__(iterator)
+        self._meter, self._start_seconds, self._is_first = meter, meter.clock() - began, True
+
+    def __iter__(self) -> WatchedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        meter = self._meter
+        requested = meter.clock() - self._start_seconds
+        try:
+            batch = next(self._wrapped)
+        except StopIteration:
+            if not self._is_first:
+                meter.end_epoch()
+            self._is_first = True
+            raise
+        meter.note_batch(requested, meter.clock(), is_first=self._is_first)
+        self._start_seconds, self._is_first = 0.0, False
+        return batch
+
+
+class WatchedLoader(_Wrapper):
     """An iterable whose waits are measured; everything else is that of the loader."""
 
     def __init__(self, loader: Iterable[Any], meter: WaitMeter) -> None:
-        self._loader, self._meter = loader, meter
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]  # if the loader has a length
+        super().__init__(loader)
+        self._meter = meter
 
     def __iter__(self) -> Iterator[Any]:
-        return self._meter.iterate(lambda: iter(self._loader))
+        return self._meter.iterate(lambda: iter(self._wrapped))
 
 
 def watch(

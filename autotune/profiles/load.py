@@ -97,7 +97,8 @@ def select_profile(
 ) -> TunedProfile:
     """Select the profile for the nearest machine, with this many training processes; of equals a validated, new one.
 
-    `name` is the id, label, workload, workload id or machine class of the profile.
+    `name` is the id, label, workload, workload id or machine class of the profile. Without a name, results of training
+    runs are ignored if there is a tuned profile.
 
     Raises:
         ProfileError: The file is not valid, has no such profile, or has profiles of several workloads to choose from.
@@ -110,6 +111,8 @@ def select_profile(
         for one in profiles
     ]
     named = [one for one, known in zip(profiles, names, strict=True) if name in known]
+    if name is None:
+        named = [one for one in profiles if not one.is_from_training] or named
     titles = _list_titles(named or profiles)
     if not named:
         raise ProfileError(f"{path} has no profile {name!r}; it has {', '.join(titles)}.")

@@ -23,7 +23,7 @@ from autotune.validation.runs import MIN_SPEEDUP, CandidateRuns, Validation, fin
 NEAR_BEST_RATIO: Final = 0.92  # of the best of the search, whose trials are accurate to about 5%
 MIN_CANDIDATE_RATIO: Final = 0.75  # of the best of the search, which may be an outlier
 MIN_EXPECTED_GAIN: Final = 1.02  # of non-default settings, by the search; the validation cannot show a smaller one
-TIE_RATIO: Final = 0.97  # of the fastest, whose throughput is biased upwards by the selection
+TIE_RATIO: Final = 0.98  # of the fastest, whose throughput is biased upwards by the selection
 NEARLY_FULL_SHARE: Final = 0.8  # of a budget; a configuration that uses more loses against one that uses less
 
 

@@ -275,9 +275,9 @@ def _plan_next_run(
 ) -> tuple[list[CandidateRuns], list[CandidateRuns]]:
     """Return the candidates that may still win, and the configurations to measure next: none if the result is clear.
 
-    The variants of the fastest with default values or unchanged training stay: they show what its settings gain. A
-    baseline that is far behind after one run rests. The best is selected from the whole `field`, in which are those
-    that were dropped.
+    The variants of the fastest with default values or unchanged training stay: they show what its settings gain. Only
+    the fastest is compared further with the baseline. A baseline that is far behind after one run rests. The best is
+    selected from the whole `field`, in which are those that were dropped.
     """
     candidates = [one for one in candidates if one.rate]
     best = max(candidates or [baseline], key=lambda one: one.rate)
@@ -293,7 +293,7 @@ def _plan_next_run(
     if runs < MIN_RUNS:
         active = candidates if is_far_behind else [baseline, *candidates]
     elif runs < MAX_RUNS and not is_far_behind and _is_open(best, baseline, MIN_SPEEDUP, field, MAX_RUNS):
-        active = [baseline, *needed]
+        active = [baseline, best]
     elif is_scattered:
         active = needed
     elif alternative is not None and runs < MAX_RUNS and _is_open(best, alternative, WORTHWHILE_CHANGE, field):

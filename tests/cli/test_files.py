@@ -147,6 +147,13 @@ def test_check_without_the_workload_compares_the_machine() -> None:
     assert not json.loads(invoke("check", "--no-workload", "--json").stdout)["is_valid"]
 
 
+def test_a_quick_check_needs_the_workload() -> None:
+    save()
+    result = invoke("check", "--quick", "--no-workload")
+    assert result.exit_code == 2
+    assert "cannot be combined with --no-workload" in result.stderr
+
+
 def test_a_check_of_one_of_several_workloads_names_it_in_the_command_to_run() -> None:
     write_profiles(Path(), make_profile(label="train"), make_profile(label="val"))
     result = invoke("check", "--no-workload", "--profile", "val")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -18,6 +22,7 @@ from autotune.errors import UsageError
 from autotune.online.attach import autopilot
 from autotune.online.epoch import WorkerSettings, wait_for_ending_workers
 from autotune.online.model import Window
+from autotune.online.result import read_hardware
 from autotune.profiles.load import load, select_profile
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -132,6 +137,57 @@ def test_a_file_that_cannot_be_written_does_not_end_the_training() -> None:
     Path("dltune.json").write_text("not a tuned file")
     converge(0.004)
     assert Path("dltune.json").read_text() == "not a tuned file"
+
+
+class Sampler(torch.utils.data.BatchSampler):
+    def __init__(self, batch_size: Any) -> None:
+        super().__init__(range(64), 8, drop_last=False)
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Any:
+        return iter([list(range(first, first + 8)) for first in range(0, 64, 8)])
+
+
+@pytest.mark.parametrize("size", [[8, 16], np.int64(8), 0], ids=["several", "of numpy", "unknown"])
+def test_a_loader_that_is_hard_to_describe_is_saved(size: Any) -> None:
+    loader = DataLoader(Waiting(), batch_sampler=Sampler(size), pin_memory=None)  # type: ignore[arg-type]
+    autopilot(loader, quiet=True)
+    assert len(list(loader)) == 8
+    state: Any = loader.autopilot_state  # type: ignore[attr-defined]  # of the tuned class
+    state.controller.windows = {WorkerSettings(workers, 2): Window(8 + workers, 1.0) for workers in range(3)}
+    state.controller.finish()
+    state._save_result()
+    assert Path("dltune.json").exists()
+
+
+def test_a_copied_loader_reports_to_the_same_function() -> None:
+    lock = threading.Lock()  # cannot be copied
+    loader = autopilot(DataLoader(Waiting(), 8), on_stats=functools.partial(isinstance, lock), quiet=True)
+    again: Any = copy.deepcopy(loader)
+    assert again.autopilot_options is loader.autopilot_options  # type: ignore[attr-defined]  # of the tuned class
+
+
+@pytest.mark.parametrize(("batches", "is_pause"), [(8, True), (1, False)], ids=["slow steps", "first step"])
+def test_a_validation_between_two_batches_is_no_step(batches: int, is_pause: bool) -> None:
+    loader: Any = autopilot(DataLoader(Waiting(), 8), None, quiet=True)
+    iterator = iter(loader)
+    next(iterator)
+    state, epoch = loader.autopilot_state, loader.autopilot_state._epoch
+    state._began = Window()
+    state._read = lambda _: Window(batches, 0.15 * batches + 5.0)
+    epoch.returned_at = time.perf_counter() - 5.0
+    assert state._is_pause(epoch) is is_pause
+
+
+def test_the_hardware_of_a_result_is_read_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
+    monkeypatch.setattr("autotune.online.result.read_gpus", lambda: ("NVIDIA H100", "NVIDIA H100"))
+    hardware = read_hardware()
+    assert (hardware.gpu, hardware.gpu_count) == ("NVIDIA H100", 2)
+    assert not torch.cuda.is_initialized()
 
 
 def order_without_tuning() -> list[int]:

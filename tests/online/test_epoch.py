@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
@@ -29,8 +30,14 @@ SAMPLES = 120
 class Squares(Dataset[tuple[int, torch.Tensor]]):
     """Samples with random augmentations; loading some takes longer."""
 
-    def __init__(self, slow: bool = False, bad: int | None = None, generator: torch.Generator | None = None) -> None:
-        self._slow, self._bad, self._generator = slow, bad, generator
+    def __init__(
+        self,
+        slow: bool = False,
+        bad: int | None = None,
+        generator: torch.Generator | None = None,
+        pause: float = 0.0,
+    ) -> None:
+        self._slow, self._bad, self._generator, self._pause = slow, bad, generator, pause
 
     def __len__(self) -> int:
         return SAMPLES
@@ -40,6 +47,7 @@ class Squares(Dataset[tuple[int, torch.Tensor]]):
             raise ValueError(f"sample {index} is broken")
         if self._slow and index % 7 == 0:
             time.sleep(0.004)
+        time.sleep(self._pause)
         drawn = torch.rand(2, generator=self._generator).tolist()
         return index, torch.tensor([*drawn, random.random(), np.random.rand()], dtype=torch.float64)
 
@@ -110,6 +118,27 @@ def test_loading_without_workers_draws_nothing_from_the_states_of_a_training_wit
     torch.manual_seed(5)
     found = [indices_of(run(make_loader(2), WorkerSettings(0, 2))[0]) for _ in range(2)]
     assert (found, torch.equal(torch.get_rng_state(), state)) == (plain, True)
+
+
+def test_batches_that_are_loaded_without_workers_have_augmentations_of_their_own() -> None:
+    torch.manual_seed(5)
+    batches, _ = run(make_loader(2), WorkerSettings(0, 2))
+    drawn = [tuple(numbers.tolist()) for _, of_batch in batches for numbers in of_batch]
+    assert [len({row[column] for row in drawn}) for column in (0, 2, 3)] == [SAMPLES] * 3
+
+
+def test_an_iterator_has_the_length_of_the_loader() -> None:
+    assert len(iterate(make_epoch(make_loader(0)))) == SAMPLES // 8
+
+
+def test_objects_that_the_training_froze_stay_frozen() -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        run(make_loader(1))
+        assert gc.get_freeze_count() >= frozen
+    finally:
+        gc.unfreeze()
 
 
 def read_states(loader: DataLoader[Any]) -> list[Any]:
@@ -288,6 +317,48 @@ def test_an_error_of_the_dataset_arrives_at_the_same_batch(settings: WorkerSetti
     assert next(batches)[0][0].item() == 40
 
 
+class Interrupted(Squares):
+    """The first load of one sample takes long, or is interrupted by Ctrl-C."""
+
+    def __init__(self, index: int, seconds: float | None = None) -> None:
+        super().__init__()
+        self._index: int | None = index
+        self._seconds = seconds
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        if index == self._index:
+            self._index = None
+            if self._seconds is None:
+                raise KeyboardInterrupt
+            time.sleep(self._seconds)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("settings", [WorkerSettings(1, 2), WorkerSettings(2, 2)], ids=["own", "other workers"])
+def test_a_timeout_that_the_training_catches_loses_no_batch(settings: WorkerSettings) -> None:
+    loader = make_loader(1, "in order", Interrupted(18, 1.6), timeout=1)
+    batches, firsts, timeouts = iterate(make_epoch(loader, settings)), list[int](), 0
+    while len(firsts) < SAMPLES // 8:
+        try:
+            firsts.append(next(batches)[0][0].item())
+        except RuntimeError:
+            timeouts += 1
+    assert firsts == list(range(0, SAMPLES, 8))
+    assert next(batches, None) is None
+    assert timeouts == 1
+
+
+@pytest.mark.parametrize(("workers", "settings"), [(0, None), (1, WorkerSettings(0, 2))], ids=["own", "other"])
+def test_an_interrupt_ends_one_batch_that_is_loaded_without_workers(
+    workers: int, settings: WorkerSettings | None
+) -> None:
+    batches = iterate(make_epoch(make_loader(workers, "in order", Interrupted(18)), settings))
+    assert [next(batches)[0][0].item() for _ in range(2)] == [0, 8]
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert [indices[0].item() for indices, _ in batches] == list(range(24, SAMPLES, 8))
+
+
 class Counting(Sampler[int]):
     """Its order depends on how often it was iterated over, and on the default generator."""
 
@@ -338,6 +409,40 @@ def test_all_groups_of_persistent_workers_stay_for_the_next_epoch() -> None:
     assert len(workers) == 5
     for group in epoch.kept:
         group.end()
+
+
+def run_two_epochs(dataset: Squares, between: Callable[[Epoch], object]) -> tuple[list[int], str]:
+    """Leave an epoch with an added persistent worker early; return the next one's first indices, and its failure."""
+    loader = make_loader(1, "in order", dataset, persistent_workers=True)
+    epoch = make_epoch(loader)
+    batches = iterate(epoch, lambda one: one.delivered == 2 and one.change(WorkerSettings(2, 2)))
+    for _ in range(7):
+        next(batches)
+    del batches
+    between(epoch)
+    again = Epoch(loader, WorkerSettings(2, 2), own_settings(loader), WorkerCounters(), WorkerLimits(), epoch.kept)
+    found = [indices[0] for indices in indices_of(list(iterate(again)))]
+    for group in again.kept:
+        group.end()
+    return found, again.failure
+
+
+def test_added_persistent_workers_that_still_load_at_the_end_of_an_epoch_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.online.epoch.POLL_SECONDS", 0.05)
+    found, failure = run_two_epochs(Squares(pause=0.05), id)
+    assert (found, failure) == (list(range(0, SAMPLES, 8)), "")
+
+
+def test_an_added_persistent_worker_that_dies_between_two_epochs_is_replaced() -> None:
+    def kill(epoch: Epoch) -> None:
+        (added,) = (group for group in epoch.kept if not group.is_own)
+        for worker in added.iterator._workers:
+            worker.kill()
+            worker.join()
+
+    found, failure = run_two_epochs(Squares(), kill)
+    assert found == list(range(0, SAMPLES, 8))
+    assert "exited unexpectedly" in failure
 
 
 class OneList(Sampler[list[int]]):

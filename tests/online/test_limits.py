@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import pytest
 import torch
 
 from autotune.online.epoch import wait_for_ending_workers
-from autotune.online.limits import WorkerLimits
+from autotune.online.limits import WorkerLimits, share_cpus
 from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
 
 
@@ -32,6 +33,16 @@ def test_memory_limits_the_workers_that_do_not_run_yet(running: int, most: int) 
     limits = WorkerLimits(max_memory="250MiB")  # 48 MiB for each, and the batches under way
     limits.measure_batch(torch.zeros(2**20))
     assert limits.most_workers(2, running) == most
+
+
+@pytest.mark.parametrize(
+    ("own", "of_launcher", "cpus"), [(12, 96, 12.0), (96, 96, 12.0), (24, 96, 12.0)], ids=["bound", "shared", "in twos"]
+)
+def test_processes_that_a_launcher_binds_to_cpus_have_those(
+    own: int, of_launcher: int, cpus: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(of_launcher if pid else own)))
+    assert share_cpus(float(own), processes=8) == cpus
 
 
 def test_several_processes_share_the_host() -> None:

@@ -94,6 +94,23 @@ ITERABLE = """
     assert sum(len(batch) for batch in DataLoader(Stream(), batch_size=4)) == 120
 """
 
+OWN = """
+    import autotune
+    from torch.utils.data import DataLoader, Dataset
+
+    class Endless(Dataset):
+        def __len__(self):
+            raise NotImplementedError
+
+        def __getitem__(self, index):
+            return index
+
+    own = autotune.autopilot(DataLoader(range(8)))
+    others = DataLoader(Endless(), sampler=[3, 5])
+    assert len(list(own)) == 8
+    assert [batch.item() for batch in others] == [3, 5]
+"""
+
 
 def run(tmp_path: Path, code: str, *arguments: str, tuned: bool = True) -> subprocess.CompletedProcess[str]:
     (tmp_path / "train.py").write_text(dedent(code))
@@ -161,6 +178,12 @@ def test_the_last_line_names_the_wait_share_of_a_loader_that_cannot_be_tuned(tmp
     refused, result = ended.stderr.splitlines()
     assert refused == f"{place}: not tuned: an IterableDataset divides its samples among the workers."
     assert re.fullmatch(rf"{place}: \S+ batches/s, waits \d+% of the time\. To tune it in trials: dltune .*", result)
+
+
+def test_a_loader_that_the_script_tunes_itself_and_one_without_a_length_are_reported(tmp_path: Path) -> None:
+    finished = run(tmp_path, OWN)
+    assert finished.returncode == 0, finished.stderr
+    assert "dltune: 2 loaders: too few batches to choose the workers." in finished.stderr
 
 
 def test_libraries_read_the_arguments_of_a_loader_while_a_script_runs() -> None:

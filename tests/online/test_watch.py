@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from autotune.online.autopilot import Stats
 from autotune.online.watch import WaitMeter, WatchedLoader, watch
@@ -36,6 +40,24 @@ class Loop:
 def test_batches_and_attributes_are_those_of_the_loader() -> None:
     watched = watch([5, 6, 7])
     assert (list(watched), len(watched), watched.count(6)) == ([5, 6, 7], 3, 1)
+
+
+def test_a_copy_is_watched_and_an_iterator_has_its_length() -> None:
+    watched = copy.copy(watch([5, 6, 7]))
+    assert list(watched) == [5, 6, 7]
+    iterator: Any = iter(watch(DataLoader(TensorDataset(torch.zeros(6)), 2)))
+    assert len(iterator) == 3
+
+
+def test_the_gap_before_an_epoch_begins_at_the_last_batch_of_one_that_was_left() -> None:
+    loop = Loop(wait=1.0, step=0.0, batches=20)
+    meter = WaitMeter(loop.stats.append, clock=lambda: loop.now)
+    for length in (20, 15):
+        for number in WatchedLoader(loop, meter):
+            if number == length - 1:
+                break
+        loop.now += 5.0
+    assert [stats["data/epoch_gap_seconds"] for stats in loop.stats] == [0.0, 0.0, 6.0]
 
 
 def test_the_stats_are_rate_wait_share_and_percentiles() -> None:

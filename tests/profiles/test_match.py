@@ -137,6 +137,17 @@ def test_a_file_with_several_workloads_needs_a_name_and_lists_them(tmp_path: Pat
         select(tmp_path, *profiles, name="c")
 
 
+def test_a_tuned_profile_is_selected_beside_the_result_of_a_training_run(tmp_path: Path) -> None:
+    tuned = make_for("data:make_dataset")
+    trained = [
+        make_for(f"data:{name}", search=make_search_record(sampler="training")) for name in ("Train", "Validation")
+    ]
+    assert select(tmp_path, trained[0], tuned, trained[1]) == tuned
+    assert select(tmp_path, trained[0], tuned, name="data:Train") == trained[0]
+    with pytest.raises(ProfileError, match="data:Train, data:Validation"):
+        select(tmp_path, *trained)
+
+
 @pytest.mark.parametrize(
     ("field", "values"), [("dataset_args", ({"root": "cifar"}, {"root": "imagenet"})), ("step", ("a:step", "b:step"))]
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.errors import ProfileError
-from autotune.preparation import rebuild_request
+from autotune.preparation import find_training_run, rebuild_request
 from autotune.profiles.schema import TunedProfile
+from autotune.profiles.store import save_profile
 from autotune.search.loop import MAX_SEEDS, MIN_TRIALS, Search, SearchOutcome, choose_seeds
 from autotune.search.plan import Plan, make_plan
 from tests.builders import (
@@ -151,6 +154,17 @@ def test_a_request_that_is_invalid_is_one_sentence() -> None:
     profile = make_profile(request={"workload": {"dataset": ""}})
     with pytest.raises(ProfileError, match=r"workload\.dataset"):
         rebuild_request(profile, "dltune.json")
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_result_of_a_training_run_is_found_unless_the_run_is_to_be_fresh(fresh: bool, tmp_path: Path) -> None:
+    plan = plan_on()
+    request = plan.request.model_copy(update={"output": str(tmp_path / "dltune.json"), "fresh": fresh})
+    workload = make_profile().workload.model_copy(update={"samples": plan.workload.samples})
+    search = make_search_record(sampler="training")
+    save_profile(Path(request.output), make_profile(search=search, workload=workload, hardware=plan.hardware))
+    found = find_training_run(dataclasses.replace(plan, request=request))
+    assert (found is None) is fresh
 
 
 def test_the_profile_of_a_training_run_has_no_request_to_repeat() -> None:

@@ -161,10 +161,10 @@ def test_of_two_that_tie_the_simpler_one_wins(simple: LoaderConfig, fast: Loader
         assert choose(make_candidate(BASELINE, 100.0, 100.0), *candidates).config == simple
 
 
-@pytest.mark.parametrize(("expected", "chosen"), [(195.0, 2), (180.0, 8)])
+@pytest.mark.parametrize(("expected", "chosen"), [(197.0, 2), (180.0, 8)])
 def test_fewer_workers_tie_only_if_the_search_agrees(expected: float, chosen: int) -> None:
     rates = {usual(2): expected, usual(8): 200.0}
-    few, many = make_candidate(usual(2), 196.0, 196.0), make_candidate(usual(8), 200.0, 200.0)
+    few, many = make_candidate(usual(2), 197.0, 197.0), make_candidate(usual(8), 200.0, 200.0)
     decision = try_decide(SLOW, [few, many], expect=rates.__getitem__)
     assert decision is not None
     assert decision.config == usual(chosen)
@@ -204,11 +204,6 @@ CASES: dict[str, tuple[Rates, dict[LoaderConfig, Rates], LoaderConfig]] = {
             usual(8): 150.0,
         },
         usual(8, prefetch_factor=4),
-    ),
-    "order: a significant gain within the tie": (
-        (100.0,) * 30,
-        {usual(4): (200.0,) * 30, usual(2, in_order=False): (205.0,) * 30},
-        usual(4),
     ),
     "too small a gain": (100.0, {make_config(4): 101.0}, BASELINE),
     "a gain within noise": (100.0, {make_config(4): (90.0, 130.0, 160.0)}, BASELINE),

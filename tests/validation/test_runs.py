@@ -205,6 +205,13 @@ def test_an_uncertain_gain_gets_all_runs_of_the_fastest_and_of_the_baseline() ->
     assert len(other.rates) == MIN_RUNS
 
 
+def test_while_the_gain_over_the_baseline_is_uncertain_the_variants_of_the_fastest_rest() -> None:
+    odd, variant = make_config(8, 4, persistent_workers=True), make_config(8, 2, persistent_workers=True)
+    rates = {odd: (104.0, 107.0), variant: (101.0, 101.0)}
+    found, _ = validate_with(lambda config, number: rates.get(config, (100.0, 100.0))[number % 2], odd, variant)
+    assert [len(one.rates) for one in found.measured] == [MAX_RUNS, MAX_RUNS, MIN_RUNS]
+
+
 @pytest.mark.parametrize(("rates", "runs"), [((101.0, 101.0), 2), ((102.0, 102.5), 2), ((98.0, 120.0), 4)])
 def test_runs_end_when_five_could_not_show_the_gain_either(rates: tuple[float, float], runs: int) -> None:
     found, _ = validate_with(lambda config, number: rates[number % 2] if config in (FEW, MANY) else 100.0)
