@@ -13,7 +13,7 @@ from typing import Any, Final
 from autotune.config import FrozenModel, Interval, Rate
 from autotune.errors import UsageError
 from autotune.preparation import prepare_run, rebuild_request
-from autotune.profiles.load import Difference, compare, compare_age, select_profile
+from autotune.profiles.load import Difference, compare, compare_age, describe_here, select_profile
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import warn_if_others_can_write
 from autotune.progress import ProgressListener
@@ -24,7 +24,7 @@ from autotune.request import TuningRequest
 from autotune.runner.runner import TrialRunner
 from autotune.search.plan import Plan
 from autotune.search.space import list_requested_sizes
-from autotune.system.machine import MachineProfile, Software, describe_local_hardware, read_machine
+from autotune.system.machine import MachineProfile, Software, read_machine
 from autotune.system.software import read_start_method_in_force, read_torch
 from autotune.time_budget import TimeBudget
 from autotune.validation.runs import CandidateRuns, NoiseMonitor, measure_run, validate
@@ -70,6 +70,7 @@ class CheckResult(FrozenModel):
 
     profile: str
     is_valid: bool
+    is_from_training: bool = False
     reasons: tuple[str, ...] = ()
     info: tuple[str, ...] = ()
     remeasured: Remeasurement | None = None
@@ -104,7 +105,7 @@ def check(
     chosen = select_profile(file, profile, machine)
     age = compare_age(chosen.created_at, datetime.now(UTC), max_age_seconds)
     if not quick and (chosen.is_from_training or not with_workload):
-        here = describe_local_hardware(machine, chosen.hardware)
+        here = describe_here(chosen, machine)
         return _conclude(chosen, [*compare((chosen.hardware, here), (chosen.software, read_software(chosen))), *age])
     warn_if_others_can_write(file)
     request = rebuild_request(chosen, str(file))
@@ -184,7 +185,14 @@ def _conclude(
 ) -> CheckResult:
     retune, info = (tuple(one.text for one in differences if one.requires_retune is kind) for kind in (True, False))
     reasons = (*retune, *reasons)
-    return CheckResult(profile=profile.id, is_valid=not reasons, reasons=reasons, info=info, remeasured=remeasured)
+    return CheckResult(
+        profile=profile.id,
+        is_valid=not reasons,
+        is_from_training=profile.is_from_training,
+        reasons=reasons,
+        info=info,
+        remeasured=remeasured,
+    )
 
 
 def read_software(profile: TunedProfile) -> Software:

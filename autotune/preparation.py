@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from autotune.errors import ProfileError
+from autotune.profiles.load import describe_here
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import check_writable, read_profiles
 from autotune.protocol.budgets import plan_budgets
@@ -15,7 +16,7 @@ from autotune.request import TuningRequest, explain_invalid
 from autotune.runner.runner import TrialRunner
 from autotune.search.plan import Plan, make_plan
 from autotune.search.space import list_requested_sizes
-from autotune.system.machine import MachineProfile, describe_local_hardware
+from autotune.system.machine import MachineProfile
 from autotune.time_budget import TimeBudget
 
 
@@ -32,7 +33,8 @@ def find_stored(request: TuningRequest, machine: MachineProfile, *, validated: b
     """Find the profile of an earlier run of the same request on this class of machine, complete or interrupted."""
     ignored = {"timeout_seconds": None}  # it does not change the result
     for profile in read_profiles(Path(request.output)):
-        is_here = profile.machine_class == describe_local_hardware(machine, profile.hardware).machine_class
+        here = describe_here(profile, machine)
+        is_here = profile.machine_class == here.machine_class and profile.hardware.gpu == here.gpu
         if is_here and profile.request | ignored == request.record() | ignored and profile.is_validated is validated:
             return profile
     return None
@@ -42,7 +44,9 @@ def find_training_run(plan: Plan) -> TunedProfile | None:
     """Find a training run with as many samples on this class of machine; its workers are tried first."""
     for one in () if plan.request.fresh else read_profiles(Path(plan.request.output)):
         is_like_this = (
-            one.workload.samples == plan.workload.samples and one.machine_class == plan.hardware.machine_class
+            one.workload.samples == plan.workload.samples
+            and one.machine_class == plan.hardware.machine_class
+            and one.hardware.gpu == plan.hardware.gpu
         )
         if one.is_from_training and is_like_this:
             return one

@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", nargs="?", default="dltune.json")
     file = parser.parse_args().file
-    tuned = autotune.load(file)
+    tuned = autotune.load(file, profile="examples.images:make_dataset")
     loader = tuned.make_loader(make_dataset(), shuffle=True)
     step = make_step()
     epochs = tuned.profile.result.epochs

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.utils.data import default_collate
 
 from autotune.child.device import (
     CallSeconds,
@@ -33,6 +34,7 @@ from autotune.profiles.device_prefetch import find_tensors, move_batch
 from autotune.protocol.messages import ProbeCommand, ProbeReport
 from autotune.protocol.statistics import student_t
 from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
+from autotune.request import Workload
 from autotune.settings import SETTINGS
 from autotune.system.procfs import memory_upper_bound
 from autotune.system.software import list_libraries, read_software
@@ -162,8 +164,8 @@ def profile_sizes(
     """
     profile_size = partial(_profile_size, workload, device, on_phase)
     usual_size, *others = list_sizes(workload, requested)
-    if usual_size is not None and workload.kind == "map" and hasattr(workload.parts.dataset, "__getitems__"):
-        _check_getitems(workload.parts.dataset, workload.parts.sampler, usual_size)
+    if usual_size is not None and workload.kind == "map":
+        _check_getitems(workload.parts, usual_size)
     usual = profile_size(usual_size, step)
     if usual_size is None or "batch_size" in workload.fixed:
         return [usual]
@@ -174,8 +176,11 @@ def profile_sizes(
     largest = max(filter(None, (usual_size, *others)))
     seconds = usual.load.wall + (0.0 if usual.step is None else usual.step.seconds.wall)
     if largest > usual.samples and seconds < MAX_LARGEST_SECONDS * usual.samples / largest:
-        with suppress(torch.OutOfMemoryError):  # only a guess; its trials will show which size fits
+        try:
             found.append(profile_size(largest, step))
+        except RuntimeError as error:
+            if not re.search(r"out of memory|allocate memory|ALLOC_FAILED", str(error)):
+                raise  # it is too large, which was only a guess; its trials will show which size fits
         reset_peak(device)
     return found
 
@@ -193,8 +198,11 @@ def list_sizes(workload: LoadedWorkload, requested: Sequence[int]) -> Sequence[i
     return sorted({min(size, most) for size in sizes}, key=lambda size: abs(size - setting.recommended))
 
 
-def _check_getitems(dataset: Any, sampler: Any, size: int) -> None:
-    indices = list(islice(range(len(dataset)) if sampler is None else sampler, size))
+def _check_getitems(parts: Workload, size: int) -> None:
+    dataset: Any = parts.dataset
+    if not getattr(dataset, "__getitems__", None) or parts.collate_fn not in (None, default_collate):
+        return  # a collate function may take what is a batch already
+    indices = list(islice(range(len(dataset)) if parts.sampler is None else parts.sampler, size))
     if (returned := len(dataset.__getitems__(indices))) != len(indices):
         raise WorkloadError(
             f"The dataset's __getitems__ returned {returned} samples for {len(indices)} indices: it must return "

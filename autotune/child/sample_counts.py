@@ -20,13 +20,17 @@ class SampleCountError(Exception):
 def count_samples(batch: Any, expected: int) -> int:
     """Return the number of samples in a batch: the rows of its tensors, or the length of its first sequence.
 
-    If any tensor has the expected number of rows, that is it: the first one may hold something else, such as boxes.
+    If any tensor or list has the expected length, that is it: others may hold something else, such as boxes or images.
     """
     lengths = [int(tensor.shape[0]) for tensor in find_tensors(batch) if tensor.dim()]
-    if lengths:
-        return expected if expected in lengths else lengths[0]
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
-    if isinstance(parts, Sequence) and not isinstance(parts, str | bytes):
+    is_sequence = isinstance(parts, Sequence) and not isinstance(parts, str | bytes)
+    lists = [len(one) for one in (parts, *parts) if isinstance(one, list | tuple)] if is_sequence else []
+    if expected in lengths or expected in lists:
+        return expected
+    if lengths:
+        return lengths[0]
+    if is_sequence:
         return len(parts[0] if parts and isinstance(parts[0], list | tuple) else parts)
     return expected
 

@@ -55,7 +55,8 @@ class BuiltInStep:
 
     def __call__(self, batch: Any) -> None:
         """Train on the tensors of one batch."""
-        tensors = [_select_features(tensor) for tensor in find_tensors(move_batch(batch, self._device))]
+        given = (one for one in find_tensors(batch) if one.numel())
+        tensors = [_select_features(one.to(self._device, non_blocking=True)) for one in given]
         if tensors:
             self._optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(sum(self._layer(tensor).square().mean() for tensor in tensors))

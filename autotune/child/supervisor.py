@@ -101,11 +101,11 @@ class Supervisor:
                     self._connection.close()
                     trial["interpreter"] = trial["interpreter"] or not self._can_fork
                     _run_as_child(trial, self._folder, log.fileno(), connection, supervisor)
+            pidfd = os.pidfd_open(pid)  # before the process can be reaped
         except OSError as error:
             self._remove_folder()
             self._send({"errno": error.errno, "path": error.filename})
         else:
-            pidfd = os.pidfd_open(pid)  # before the process can be reaped
             self._send({"pid": pid, "folder": str(self._folder)}, (pidfd,))
             os.close(pidfd)
         os.close(connection)
@@ -192,11 +192,15 @@ def _run_as_child(trial: dict[str, Any], folder: Path, log: int, connection: int
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel must never choose the user's other processes
-    os.chdir(trial["working_dir"])
     os.environ["TMPDIR"] = str(folder)
-    if trial["interpreter"]:
-        os.set_inheritable(connection, True)
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "autotune.child.supervisor", str(connection)])  # noqa: S606  # nothing is quoted
+    try:
+        os.chdir(trial["working_dir"])
+        if trial["interpreter"]:
+            os.set_inheritable(connection, True)
+            os.execv(sys.executable, [sys.executable, "-P", "-m", "autotune.child.supervisor", str(connection)])  # noqa: S606  # nothing is quoted
+    except OSError as error:
+        os.write(2, f"{error}\n".encode())
+        os._exit(1)
     tempfile.tempdir = None
     from autotune.child.distributed import reseed_rngs
 

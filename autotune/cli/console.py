@@ -35,7 +35,7 @@ NOTHING_MEASURED: Final = "Interrupted before any configuration was measured; no
 def print_result(text: str, saved: str = "") -> None:
     """Print a result on stdout; if that fails, raise OutputError with where else it was `saved`."""
     try:
-        click.echo(make_printable(text, sys.stdout.encoding).removesuffix("\n"))
+        click.echo(make_printable(text, getattr(sys.stdout, "encoding", None)).removesuffix("\n"))
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise  # the reader has closed the pipe, as `head` does; click exits quietly

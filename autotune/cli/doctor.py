@@ -69,7 +69,7 @@ def doctor(json: bool) -> None:
         found = [
             *check_machine(read_machine(), read_cpu_throttling()),
             *check_python(read_torch(), read_gpus(), read_start_method_in_force()),
-            *check_folders(tempfile.gettempdir(), Path.cwd()),
+            *check_folders(_find_temporary_folder(), Path.cwd()),
             check_packages([str(Path.cwd()), *sys.path], packages_distributions().get("autotune", ())),
         ]
         arrow = f"\n{'':<27} -> "
@@ -120,10 +120,20 @@ def check_python(torch: TorchVersion | None, gpus: tuple[str, ...], start_method
     yield _warn("start method", method, SLOW_WORKERS, is_bad=start_method != "fork")
 
 
+def _find_temporary_folder() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return ""
+
+
 def check_folders(temporary: str, here: Path) -> Iterator[Finding]:
-    """Check the folder for temporary files and the current folder."""
+    """Check the folder for temporary files, empty if there is none, and the current folder."""
     fix = "training hangs with a path of 80 characters or more (socket names end at 108): export TMPDIR=/tmp"
-    yield _warn("TMPDIR", temporary, fix, is_bad=len(temporary) > MAX_TMPDIR_LENGTH)
+    if temporary:
+        yield _warn("TMPDIR", temporary, fix, is_bad=len(temporary) > MAX_TMPDIR_LENGTH)
+    else:
+        yield Finding("TMPDIR", "problem", "no folder is writable", "export TMPDIR=/path/to/a/writable/folder")
     if os.access(here, os.W_OK) and not os.statvfs(here).f_flag & os.ST_RDONLY:
         yield Finding("this folder", "ok", "writable")
     else:

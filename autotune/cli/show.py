@@ -18,7 +18,9 @@ TARGETS: Final = ("hf", "lightning", "accelerate", "timm", "statefuldataloader",
 CODES: Final = "0 done; 1 the output cannot be written; 2 a file is invalid or has no such profile"
 OUTPUT: Final = option("-o --output FILE", "Output file. Default: stdout.")
 FORCE: Final = option("--force", "Replace an existing output file.")
-REPORT_MARKS: Final = (b"### dltune: ", b'content="dltune report"')
+REPORT_STARTS: Final = ("### dltune: ", "<!doctype html>")
+REPORT_MARK: Final = 'content="dltune report"'  # in the head of an HTML report
+HEAD_CHARACTERS: Final = 8192
 
 
 @click.command(
@@ -115,6 +117,14 @@ def name_in(file: str, workload_id: str) -> str | None:
     return workload_id if {one.workload_id for one in read_profiles(Path(file))} - {workload_id} else None
 
 
+def _is_report(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open(errors="replace") as file:
+        head = file.read(HEAD_CHARACTERS).lstrip()
+    return head.startswith(REPORT_STARTS[0]) or (head.startswith(REPORT_STARTS[1]) and REPORT_MARK in head)
+
+
 def write_or_print(text: str, output: str | None, *, force: bool, source: str) -> None:
     """Print a text, or write it to a file: never the source, and only with `force` over a file that is no report."""
     from autotune.profiles.store import write_atomically
@@ -126,7 +136,7 @@ def write_or_print(text: str, output: str | None, *, force: bool, source: str) -
     if path.resolve() == Path(source).resolve():
         raise OutputError(f"{path} is the tuned file itself. Pass another --output.")
     try:
-        if path.exists() and not force and not any(mark in path.read_bytes() for mark in REPORT_MARKS):
+        if path.exists() and not force and not _is_report(path):
             raise OutputError(f"{path} exists already. Pass --force to replace it.")
         write_atomically(path, text)
     except OSError as error:

@@ -138,7 +138,8 @@ def describe_check(found: CheckResult, file: str) -> str:
     from autotune.report.render import format_command
 
     name = name_in(file, found.profile.partition("/")[2])
-    state = "is still valid" if found.is_valid else f"is out of date. Run: {format_command('retune', file, name)}"
+    advice = "Train again with dltune run" if found.is_from_training else f"Run: {format_command('retune', file, name)}"
+    state = "is still valid" if found.is_valid else f"is out of date. {advice}"
     lines = [f"Profile {found.profile} {state}", *found.reasons, *(f"info: {one}" for one in found.info)]
     if (now := found.remeasured) is not None:
         rate = f"{format_rate(now.samples_per_second)} of the predicted {format_rate(now.predicted)}"

@@ -255,5 +255,5 @@ def _end_all(groups: list[WorkerGroup]) -> None:
 
 def print_sentence(text: str) -> None:
     """Print a sentence of the autopilot on stderr."""
-    with suppress(OSError):  # a closed terminal must not end the training
+    with suppress(OSError, ValueError, AttributeError):  # a closed stderr must not end the training
         sys.stderr.write(f"dltune: {text}\n")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from autotune.profiles.device_prefetch import find_tensors
 from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
-from autotune.system.machine import AvailableMemory, read_machine, read_shm
+from autotune.system.machine import AvailableMemory, count_launcher_cpus, read_machine, read_shm
 from autotune.system.procfs import PROC, list_folder, list_used_segments, read_field, read_smaps
 from autotune.units import format_bytes, parse_budget
 
@@ -115,12 +115,9 @@ class WorkerLimits:
 
 
 def share_cpus(usable: float, processes: int) -> float:
-    """Return the CPUs of each training process; srun and mpirun bind each process to CPUs of its own."""
-    with suppress(OSError):
-        own, of_launcher = (len(os.sched_getaffinity(pid)) for pid in (0, os.getppid()))
-        if processes > 1 and own < of_launcher:
-            return min(usable, of_launcher / processes)
-    return usable / processes
+    """Return the CPUs of each training process; a launcher may have bound each one to CPUs of its own."""
+    is_bound = processes > 1 and len(os.sched_getaffinity(0)) < (of_launcher := count_launcher_cpus())
+    return min(usable, of_launcher / processes) if is_bound else usable / processes
 
 
 def _read_positions() -> dict[str, int]:

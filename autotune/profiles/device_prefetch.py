@@ -69,6 +69,7 @@ class DeviceCopier:
         if self._stream is None:
             moved = move_batch(batch, self._device)
             return lambda: moved
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))  # memory of earlier batches may still be read
         with torch.cuda.stream(self._stream):
             moved = move_batch(batch, self._device)
             done = torch.cuda.Event()
@@ -77,11 +78,7 @@ class DeviceCopier:
 
     def _wait(self, moved: Any, done: Any, source: Any) -> Any:
         """Make the current stream wait for the copy; its source in host memory exists until then."""
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(done)
-        for tensor in find_tensors(moved):
-            if tensor.device.type != "cpu":
-                tensor.record_stream(current)  # else the allocator may reuse its memory before the step is done
+        torch.cuda.current_stream(self._device).wait_event(done)
         return moved
 
 
@@ -108,10 +105,11 @@ class DevicePrefetcher:
     """A loader whose batches arrive on the device, copied one ahead."""
 
     def __init__(self, loader: Iterable[Any], device: torch.device) -> None:
-        self.loader = loader
-        self._copier = DeviceCopier(device)
+        self.loader, self._device = loader, device
+        self._copier: DeviceCopier | None = None
 
     def __iter__(self) -> Iterator[Any]:
+        self._copier = self._copier or DeviceCopier(self._device)  # not earlier: the script may set its device later
         return prefetch_batches(iter(self.loader), self._copier)
 
     def __len__(self) -> int:

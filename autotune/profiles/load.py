@@ -8,7 +8,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,13 @@ from autotune.profiles.loaders import NEEDS_WORKERS, choose_arguments, list_kept
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_file
 from autotune.settings import SETTINGS
-from autotune.system.machine import Hardware, MachineProfile, describe_local_hardware, read_machine
+from autotune.system.machine import (
+    Hardware,
+    MachineProfile,
+    count_launcher_cpus,
+    describe_local_hardware,
+    read_machine,
+)
 from autotune.system.software import read_local_world_size, read_start_method_in_force
 from autotune.units import format_bytes, format_seconds
 
@@ -125,18 +131,25 @@ def select_profile(
 
     def rank(profile: TunedProfile) -> tuple[Any, ...]:
         other_processes = nproc_per_node not in (None, profile.workload.nproc_per_node)
-        other_gpu, distance = measure_distance(profile.hardware, describe_local_hardware(here, profile.hardware))
+        other_gpu, distance = measure_distance(profile.hardware, describe_here(profile, here))
         return other_gpu, other_processes, distance, not profile.is_validated, -profile.created_at.timestamp()
 
     return min(named, key=rank)
 
 
+def describe_here(profile: TunedProfile, machine: MachineProfile) -> Hardware:
+    """Return the hardware of this machine, to compare with that of a profile: without GPUs if it was tuned for CPUs."""
+    is_for_cpu = profile.request.get("workload", {}).get("device") == "cpu"
+    return describe_local_hardware(machine, profile.hardware, gpus=() if is_for_cpu else None)
+
+
 def _list_titles(profiles: Iterable[TunedProfile]) -> list[str]:
-    """Return a name for each workload; those that differ only in their arguments or step are named by their ids."""
+    """Return a name for each workload; without a label, those that differ only in arguments or step have their ids."""
     titles: dict[str, dict[str, str]] = {}
     for one in profiles:
         same = titles.setdefault(one.label or one.workload.title, {})
-        same[json.dumps([one.workload.dataset_args, one.workload.step], sort_keys=True)] = one.workload_id
+        key = one.label or json.dumps([one.workload.dataset_args, one.workload.step], sort_keys=True)
+        same[key] = one.workload_id
     return [name for title, same in titles.items() for name in ([title] if len(same) == 1 else same.values())]
 
 
@@ -304,8 +317,10 @@ def load(
     if processes < 1:
         raise ProfileError(f"nproc_per_node={processes} must be at least 1.")
     machine = read_machine()
+    if processes > 1:  # this one may be bound to a part of the CPUs
+        machine = replace(machine, affinity_cpus=max(machine.affinity_cpus, count_launcher_cpus()))
     found = select_profile(Path(path), profile, machine, processes)
-    here, scaled_down = describe_local_hardware(machine, found.hardware), scale_down(found, machine, processes)
+    here, scaled_down = describe_here(found, machine), scale_down(found, machine, processes)
     is_exact = measure_distance(found.hardware, here) == (False, 0) and found.workload.nproc_per_node == processes
     if is_exact and scaled_down == found.config:
         return TunedLoader(found, found.config)

@@ -67,10 +67,11 @@ def merge_profiles(files: Iterable[TunedFile]) -> TunedFile:
 
 def _join(profiles: Iterable[TunedProfile]) -> TunedFile:
     """Keep the last validated profile of each id, and the last one after it that is not validated."""
-    kept: dict[str, list[TunedProfile]] = {}
+    kept: dict[tuple[str, str | None], list[TunedProfile]] = {}
     for profile in profiles:
-        validated = [one for one in kept.get(profile.id, ()) if one.is_validated and not profile.is_validated]
-        kept[profile.id] = [*validated, profile]
+        key = profile.id, profile.hardware.gpu  # an id abbreviates the name of the GPU
+        validated = [one for one in kept.get(key, ()) if one.is_validated and not profile.is_validated]
+        kept[key] = [*validated, profile]
     return TunedFile(profiles=tuple(profile for same in kept.values() for profile in same))
 
 
@@ -104,13 +105,16 @@ def update_file(path: Path, change: Callable[[TunedFile], TunedFile], lock_secon
 
 def check_writable(path: Path) -> None:
     """Raise OutputError for a path that cannot be written, ProfileError for one of another kind of file."""
-    folder = Path(os.path.realpath(path)).parent
-    if path.is_dir():
+    real = os.path.realpath(path)
+    folder = os.path.dirname(real)  # noqa: PTH120  # functions of os.path are False for what may not be read
+    if os.path.isdir(real):  # noqa: PTH112
         raise OutputError(f"{path} is a folder. Choose a file with --output.")
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        problem = "is read-only" if folder.is_dir() else "does not exist"
+    if os.path.ismount(real):
+        raise OutputError(f"{path} cannot be replaced, as it is a mount point. Mount its folder.")
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):  # noqa: PTH112
+        problem = "is read-only" if os.path.isdir(folder) else "does not exist, or cannot be read"  # noqa: PTH112
         raise OutputError(f"{path} cannot be written: the folder {folder} {problem}.")
-    if path.exists():
+    if os.path.exists(real):  # noqa: PTH110
         read_file(path)
 
 

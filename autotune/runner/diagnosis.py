@@ -278,6 +278,8 @@ def start_error(reply: Reply, workload: WorkloadRequest) -> UsageError | Workloa
         }.get(failure.status, "")
         message = f"While {workload.dataset} was loaded and profiled, its process {failure.message}.{advice}"
         return WorkloadError(message, failure.details)
+    if reply.on_device and (found := find_pattern(_drop_source(reply.error), *DEVICES)):
+        return WorkloadError(f"While {workload.dataset} was profiled, its process {found[1]}.", reply.details)
     advice = find_advice(reply.error, "workload_failed")
     text = f"{reply.error}\n{advice}." if advice else reply.error
     kind, _, message = text.partition(": ")

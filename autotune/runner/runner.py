@@ -282,11 +282,21 @@ class TrialRunner:
                 raise TrialError(f"Trials can no longer be run: {error.strerror or error}{where}.") from None
             load = messages.LoadCommand(workload=self._workload, role=role, ranks=self._ranks, known=self._profile)
             reply = self._child.command(load, self._watch(math.inf, self._stall_seconds * MAX_LOAD_STALLS))
+            if self._has_lost_device(reply):
+                return TrialFailure("device_lost", "lost its device: torch no longer finds it. Look at nvidia-smi")
             if not isinstance(reply, messages.ReadyReport):
                 return reply
             self.start_seconds = time.monotonic() - began
         patience_seconds = max(STALL_SHARE * (self._end - time.monotonic()), MIN_STALL_SECONDS)
         return self._child.command(command, self._watch(deadline_seconds, min(self._stall_seconds, patience_seconds)))
+
+    def _has_lost_device(self, reply: Reply) -> bool:
+        """Return whether a new process found no accelerator, which that of the profile had: it would use the CPU."""
+        if self._profile is None or self._profile.accelerator is None:
+            return False
+        if isinstance(reply, messages.ReadyReport):
+            return not reply.on_device
+        return isinstance(reply, FailureReport) and reply.stage == "device"
 
     def _watch(self, deadline_seconds: float, stall_seconds: float) -> Limits:
         left_seconds = max(0.0, self._probe_end - time.monotonic())

@@ -114,15 +114,15 @@ def plan_space(
     if not request.is_asked("in_order") and is_limited_by_cpus(largest, workload, machine.usable_cpus):
         choices["in_order"] = (own is None or own.dataloader.in_order,)
         notes.append(f"in_order stays {choices['in_order'][0]}: the CPUs limit loading, so no worker waits for another")
-    if request.epochs == 1:
-        notes.append("persistent_workers is on: it has no effect with --epochs 1")
-        choices["persistent_workers"] = (True,)
     if workload.epoch_state is not None and not request.is_asked("persistent_workers"):
         keeps = own is not None and own.dataloader.persistent_workers
         choices["persistent_workers"] = (keeps,)
         notes.append(
             f"persistent_workers stays {keeps}: the dataset may change between epochs ({workload.epoch_state})"
         )
+    elif request.epochs == 1:
+        notes.append("persistent_workers is on: it has no effect with --epochs 1")
+        choices["persistent_workers"] = (True,)
     choices |= {name: _restrict(name, choices[name], requested[name]) for name in requested if name != "batch_size"}
     choices |= {name: (value,) for name, value in workload.fixed_settings.items()}
     if choices["num_workers"] == (0,):

@@ -133,6 +133,13 @@ def _read_memory(proc: Path, name: str) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if text is None else int(text.split()[0]) * 1024
 
 
+def count_launcher_cpus() -> int:
+    """Return the CPUs of the process that started this one: srun and mpirun bind each process to a part of them."""
+    with suppress(OSError):
+        return len(os.sched_getaffinity(os.getppid()))
+    return len(os.sched_getaffinity(0))
+
+
 def count_whole_cpus(usable_cpus: float) -> int:
     """Round usable CPUs up to whole ones, at least one."""
     return max(1, math.ceil(usable_cpus))

@@ -135,10 +135,14 @@ def list_used_segments(pid: int | str = "self", proc: Path = PROC) -> set[str]:
     """Return torch's names in /dev/shm that a process has mapped or opened."""
     lines = (line for line in read_text(proc / str(pid) / "maps").splitlines() if "/torch_" in line)
     paths = [line.split(maxsplit=5)[5] for line in lines]
-    for descriptor in list_folder(proc / str(pid) / "fd"):
-        with suppress(OSError):
-            paths.append(str(descriptor.readlink()))
+    paths += map(_read_link, list_folder(proc / str(pid) / "fd"))
     return {Path(path.removesuffix(" (deleted)")).name for path in paths if "/torch_" in path}
+
+
+def _read_link(path: Path) -> str:
+    with suppress(OSError):
+        return str(path.readlink())
+    return ""
 
 
 def list_empty_segments(pids: Collection[int], shm: Path = SHM) -> set[str]:
@@ -165,7 +169,7 @@ def measure_segments(pids: Iterable[int], names: Iterable[str], proc: Path = PRO
     others: dict[int, int] = {}
     paths = [shm / name for name in names]
     for pid in pids:
-        paths += list_folder(proc / str(pid) / "fd")
+        paths += [one for one in list_folder(proc / str(pid) / "fd") if _read_link(one).startswith(f"{shm}/")]
         for line in read_text(proc / str(pid) / "maps").splitlines():
             addresses, _, _, _, inode, *rest = line.split(maxsplit=5)
             if rest and rest[0].startswith(f"{shm}/"):

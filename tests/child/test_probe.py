@@ -29,8 +29,8 @@ BURNED_SECONDS = 0.05
 BURN = f"import time\nwhile time.process_time() < {BURNED_SECONDS}: pass"
 
 
-def probe(dataset: Dataset[Any], size: int = 4) -> ProbeReport:
-    workload = LoadedWorkload(parts=Workload(dataset=dataset))
+def probe(dataset: Dataset[Any], size: int = 4, collate_fn: Any = None) -> ProbeReport:
+    workload = LoadedWorkload(parts=Workload(dataset=dataset, collate_fn=collate_fn))
     command = ProbeCommand(batch_sizes=(size,), usable_cpus=1.0)
     return profile_workload(workload, lambda batch: None, torch.device("cpu"), command, lambda phase, batches=0: None)
 
@@ -139,12 +139,30 @@ def test_the_step_runs_on_the_batch_sizes_that_the_search_may_try(
     assert found.load_cost.at(found.probe_batch_size) > 0
 
 
-def test_a_guessed_batch_size_that_the_device_cannot_hold_is_left_out() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+    ids=["tensors", "library", "page-locked"],
+)
+def test_a_guessed_batch_size_that_the_device_cannot_hold_is_left_out(error: RuntimeError) -> None:
     def step(batch: Any) -> None:
         if len(batch["image"]) > 32:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
+            raise error
 
     assert profile_with(step).largest_probed == 32
+
+
+def test_another_error_of_a_guessed_batch_size_is_raised() -> None:
+    def step(batch: Any) -> None:
+        if len(batch["image"]) > 32:
+            raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        profile_with(step)
 
 
 @pytest.mark.parametrize("reads_a_part", [False, True])
@@ -197,6 +215,15 @@ class ShortQueries(Numbers):
 def test_a_dataset_that_answers_queries_with_too_few_samples_is_refused() -> None:
     with pytest.raises(WorkloadError, match="returned 3 samples for 4 indices"):
         probe(ShortQueries())
+
+
+class ReadyBatches(Numbers):
+    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor(indices), torch.tensor(indices)
+
+
+def test_a_dataset_may_answer_queries_with_a_batch_that_its_collate_function_takes() -> None:
+    assert probe(ReadyBatches(), collate_fn=lambda batch: batch).profile.has_getitems
 
 
 SIZES = st.lists(st.integers(1, 4096), min_size=1, max_size=3, unique=True).map(lambda sizes: sorted(sizes)[::-1])

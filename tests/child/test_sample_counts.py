@@ -41,6 +41,9 @@ def test_the_bytes_of_all_tensors_in_a_batch_are_counted() -> None:
         ("text", 7),
         (BOXES, 7),
         ({"boxes": BOXES["boxes"]}, 56),
+        ([torch.zeros(3, 2)] * 7, 7),
+        ([{"image": torch.zeros(3, 2)}] * 7, 7),
+        (tuple(zip(*[(torch.zeros(3, 2), {"box": torch.zeros(2, 4)})] * 7, strict=True)), 7),
     ],
 )
 def test_the_samples_of_a_batch_are_counted_by_its_tensors_or_sequences(batch: object, samples: int) -> None:

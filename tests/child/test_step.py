@@ -54,6 +54,7 @@ def test_a_step_factory_gets_the_device_if_it_accepts_or_requires_one(
         torch.zeros(2, 5000),
         {"a": (torch.arange(4), [torch.arange(4), "text"])},
         ["no", "tensor"],
+        {"images": torch.zeros(4, 3), "boxes": torch.zeros(0, 4)},
     ],
 )
 def test_the_built_in_step_trains_on_any_batch(batch: object) -> None:

@@ -98,6 +98,10 @@ def test_a_long_folder_for_temporary_files_is_a_warning_and_a_read_only_folder_a
     assert find(check_folders("/tmp", tmp_path), "this folder").state == "problem"
 
 
+def test_a_machine_without_a_folder_for_temporary_files_is_a_problem(tmp_path: Path) -> None:
+    assert find(check_folders("", tmp_path), "TMPDIR").state == "problem"
+
+
 @pytest.mark.parametrize(
     ("file", "installed", "found", "fix"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from autotune.cli.tune import describe_check
 from autotune.config import ProcessSettings
 from autotune.profiles.schema import TunedFile
 from autotune.profiles.store import read_file
-from tests.builders import make_full_profile, make_hardware, make_profile, write_profiles
+from tests.builders import make_full_profile, make_hardware, make_profile, make_search_record, write_profiles
 
 pytestmark = pytest.mark.usefixtures("workdir")
 NEWER = make_profile(created_at=make_profile().created_at + timedelta(days=1))
@@ -87,6 +88,17 @@ def test_another_file_is_only_replaced_by_force() -> None:
     assert "My thesis" not in Path("report.html").read_text()
 
 
+def test_a_file_that_contains_a_report_among_other_text_and_a_pipe_are_not_replaced() -> None:
+    save()
+    Path("summary.md").write_text("# Mine\n" + invoke("report", "--format", "md").stdout)
+    os.mkfifo("pipe")
+    for path in ("summary.md", "pipe"):
+        refused = invoke("report", "--format", "md", "-o", path)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert f"{path} exists already" in refused.stderr
+    assert Path("summary.md").read_text().startswith("# Mine")
+
+
 @pytest.mark.parametrize("command", [("report",), ("export", "--to", "json")])
 @pytest.mark.parametrize("path", ["dltune.json", "./dltune.json"])
 def test_the_tuned_file_itself_is_never_replaced(command: tuple[str, ...], path: str) -> None:
@@ -152,6 +164,13 @@ def test_a_quick_check_needs_the_workload() -> None:
     result = invoke("check", "--quick", "--no-workload")
     assert result.exit_code == 2
     assert "cannot be combined with --no-workload" in result.stderr
+
+
+def test_a_check_of_a_training_run_advises_to_train_again() -> None:
+    save(search=make_search_record(sampler="training"))
+    result = invoke("check")
+    assert result.exit_code == 1
+    assert "is out of date. Train again with dltune run" in result.stdout
 
 
 def test_a_check_of_one_of_several_workloads_names_it_in_the_command_to_run() -> None:

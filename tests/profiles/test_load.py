@@ -21,7 +21,7 @@ from autotune.profiles.loaders import make_worker_init
 from autotune.profiles.schema import TunedProfile
 from autotune.system.machine import Accelerator, Hardware, read_gpus, read_machine
 from autotune.system.software import RANKS
-from tests.builders import make_config, make_profile, write_profiles
+from tests.builders import make_config, make_machine, make_profile, write_profiles
 from tests.custom_loaders import PicksItsPrefetch, make_of_settings
 
 DATA: Any = range(10)
@@ -104,6 +104,17 @@ def test_a_profile_for_one_process_is_divided_among_several_with_a_warning(tmp_p
     assert (found.fit, found.config.dataloader.num_workers) == ("scaled_down", 3)
     with pytest.raises(ProfileError, match=r"not for 4\. Retune here"):
         load(path, nproc_per_node=4, on_mismatch="error")
+
+
+def test_processes_that_a_launcher_bound_to_their_cpus_keep_their_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = make_machine(affinity_cpus=8)
+    monkeypatch.setattr("autotune.profiles.load.read_machine", lambda: machine)
+    monkeypatch.setattr("autotune.profiles.load.count_launcher_cpus", lambda: 32)
+    profile = make_profile(hardware=machine.hardware(None), dataloader=make_config(12).dataloader)
+    with pytest.warns(UserWarning, match="not for 4"):
+        assert load(write_profiles(tmp_path, profile), nproc_per_node=4).config.dataloader.num_workers == 12
 
 
 def test_loading_a_profile_and_setting_workers_up_import_nothing_heavy(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import ProfileError
-from autotune.profiles.load import compare, compare_age, scale_down, select_profile
+from autotune.profiles.load import compare, compare_age, describe_here, scale_down, select_profile
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
 from tests.builders import (
     GIB,
@@ -19,6 +19,7 @@ from tests.builders import (
     make_machine,
     make_profile,
     make_profile_result,
+    make_request,
     make_search_record,
     make_software,
     write_profiles,
@@ -160,6 +161,20 @@ def test_workloads_that_differ_only_in_arguments_or_step_are_listed_by_their_ids
     assert select(tmp_path, *profiles, name=profiles[0].workload.id) == profiles[0]
     with pytest.raises(ProfileError, match="dltune --dataset"):
         select(tmp_path)
+
+
+def test_profiles_with_one_label_are_one_workload(tmp_path: Path) -> None:
+    profiles = [make_for(label="train", workload={"dataset_args": {"root": root}}) for root in ("/a", "/b")]
+    assert select(tmp_path, *profiles, name="train").label == "train"
+
+
+def test_a_machine_with_a_gpu_is_the_same_for_a_profile_of_its_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.system.machine.read_gpus", lambda: ("NVIDIA H100",))
+    machine = make_machine()
+    for device, gpu in (("cpu", None), ("auto", "NVIDIA H100")):
+        workload = make_request().workload.model_copy(update={"device": device})
+        request = make_request().model_copy(update={"workload": workload}).record()
+        assert describe_here(make_for(request=request), machine).gpu == gpu
 
 
 # Scaling down

@@ -56,6 +56,16 @@ def test_saving_replaces_the_profile_with_the_same_id_and_keeps_the_others_and_l
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_profiles_of_gpus_whose_names_are_abbreviated_alike_stay_side_by_side(tmp_path: Path) -> None:
+    path = tmp_path / "dltune.json"
+    profiles = [
+        make_profile(hardware=make_hardware(gpu=f"NVIDIA A100-SXM4-{size}GB", gpu_count=1)) for size in (40, 80)
+    ]
+    save_profile(path, *profiles)
+    assert profiles[0].id == profiles[1].id
+    assert list(read_file(path).profiles) == profiles
+
+
 @pytest.mark.parametrize("unfinished", [{"is_complete": False}, {"result": SEARCHED}])
 def test_an_unvalidated_profile_never_replaces_a_validated_one_and_the_next_validated_one_replaces_both(
     tmp_path: Path, unfinished: dict[str, Any]
@@ -197,6 +207,15 @@ def test_an_output_path_that_cannot_be_written_is_rejected(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
     check_writable(tmp_path / "new.json")
     check_writable(write_profiles(tmp_path, make_profile()))
+
+
+def test_a_file_that_is_mounted_alone_is_rejected_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_profiles(tmp_path, make_profile())
+    monkeypatch.setattr(os.path, "ismount", lambda given: given == str(path))
+    with pytest.raises(OutputError, match=r"it is a mount point\. Mount its folder"):
+        check_writable(path)
 
 
 def test_merging_joins_machines_and_keeps_the_newest_validated_profile_in_use() -> None:

@@ -288,3 +288,10 @@ def test_a_workload_that_cannot_be_loaded_is_an_error_with_the_next_step(
     found = start_error(report, WORKLOAD)
     assert type(found) is error
     assert text in str(found)
+
+
+def test_a_device_that_fails_after_the_step_is_not_an_error_of_loading() -> None:
+    error = "torch.AcceleratorError: CUDA error: device-side assert triggered"
+    found = start_error(FailureReport(stage="probe", error=error, on_device=True), WORKLOAD)
+    assert "its process left the device in an error" in str(found)
+    assert "Loading" not in str(found)

@@ -15,9 +15,11 @@ from autotune.progress import ProgressListener
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import LoadCommand, ReadyReport
 from autotune.request import WorkloadRequest
+from autotune.runner.diagnosis import TrialFailure
 from autotune.runner.resources import Limits
 from autotune.runner.runner import TrialProcess, TrialRunner
 from autotune.runner.supervisor_client import SupervisorClient
+from tests.builders import make_gpu_workload
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -136,6 +138,24 @@ def test_a_machine_without_a_folder_for_temporary_files_is_reported(monkeypatch:
         Path(os.environ["TMPDIR"]).rmdir()
         with pytest.raises(TrialError, match=r"No such file or directory \(/tmp/"):
             run_fresh(runner)
+
+
+def test_a_working_directory_that_is_gone_is_in_the_output_of_the_trial(tmp_path: Path) -> None:
+    with SupervisorClient() as client:
+        process = TrialProcess(client, str(tmp_path / "gone"), ProgressListener())
+        found = process.command(LoadCommand(workload=WorkloadRequest(dataset="m:f")), Limits(LIMITS, 60.0, 60.0))
+    assert isinstance(found, TrialFailure)
+    assert "No such file or directory" in found.details
+
+
+def test_a_new_process_that_finds_no_accelerator_has_lost_it() -> None:
+    accelerator = make_gpu_workload().accelerator
+    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
+        profile = runner.probe((), LIMITS)
+        runner._profile = profile.model_copy(update={"accelerator": accelerator})
+        runner.close()
+        result = run_fresh(runner)
+    assert result.status == "device_lost"
 
 
 def test_a_killed_supervisor_is_reported_with_the_next_step() -> None:
