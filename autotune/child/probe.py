@@ -200,12 +200,14 @@ def list_sizes(workload: LoadedWorkload, requested: Sequence[int]) -> Sequence[i
 
 def _check_getitems(parts: Workload, size: int) -> None:
     dataset: Any = parts.dataset
-    if not getattr(dataset, "__getitems__", None) or parts.collate_fn not in (None, default_collate):
-        return  # a collate function may take what is a batch already
+    if not getattr(dataset, "__getitems__", None):
+        return
     indices = list(islice(range(len(dataset)) if parts.sampler is None else parts.sampler, size))
-    if (returned := len(dataset.__getitems__(indices))) != len(indices):
+    returned = dataset.__getitems__(indices)
+    is_batch = parts.collate_fn not in (None, default_collate) and count_samples(returned, len(indices)) == len(indices)
+    if len(returned) != len(indices) and not is_batch:  # a collate function may take what is a batch already
         raise WorkloadError(
-            f"The dataset's __getitems__ returned {returned} samples for {len(indices)} indices: it must return "
+            f"The dataset's __getitems__ returned {len(returned)} samples for {len(indices)} indices: it must return "
             "one for each, or throughputs are wrong and training skips data."
         )
 

@@ -50,6 +50,10 @@ def test_the_samples_of_a_batch_are_counted_by_its_tensors_or_sequences(batch: o
     assert count_samples(batch, expected=7) == samples
 
 
+def test_a_list_of_one_tensor_is_not_one_sample_if_the_batch_size_is_unknown() -> None:
+    assert count_samples([torch.zeros(8, 2)], expected=1) == 8
+
+
 @pytest.mark.parametrize(
     ("delivered", "reads_worker_info", "words"),
     [
