@@ -178,9 +178,9 @@ def profile_sizes(
     if largest > usual.samples and seconds < MAX_LARGEST_SECONDS * usual.samples / largest:
         try:
             found.append(profile_size(largest, step))
-        except RuntimeError as error:
+        except RuntimeError as error:  # too large a size was only a guess; its trials will show which one fits
             if not re.search(r"out of memory|allocate memory|ALLOC_FAILED", str(error)):
-                raise  # it is too large, which was only a guess; its trials will show which size fits
+                raise
         reset_peak(device)
     return found
 

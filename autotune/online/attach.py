@@ -68,8 +68,7 @@ def autopilot(
     Raises:
         UsageError: The target has no training loader, an option is not valid, or DLTUNE_AUTOPILOT is unknown.
     """
-    path = None if profile is None else str(Path(profile).absolute())  # the training may change the current folder
-    options = Options(path, max_workers, max_memory, on_stats, quiet)
+    options = Options(profile, max_workers, max_memory, on_stats, quiet)
     if is_switched_off() or _attach_all(target, options):
         return target
     for name in _METHODS:

@@ -52,7 +52,9 @@ class Options:
     place: str = ""
 
     def __post_init__(self) -> None:
-        """Check the options before the training begins."""
+        """Check the options before the training begins, which may change the current folder."""
+        if self.profile is not None:
+            object.__setattr__(self, "profile", str(Path(self.profile).absolute()))
         try:
             parse_budget(self.max_memory, 1)
         except ValueError as error:

@@ -442,27 +442,27 @@ class RandomStream:
     """
 
     def __init__(self, seed: int) -> None:
-        self._seed: int | None = seed  # until the first batch
-        self._states: tuple[Any, ...] = ()  # of the stream; of the training during a batch
-        self._is_in_batch = False
+        self._seed = seed
+        self._states: tuple[Any, ...] = ()  # of the stream, after its first batch
+        self._training: tuple[Any, ...] = ()  # states of the training, during a batch
 
     def begin_batch(self) -> None:
         """Use the states of the stream."""
-        training = _read_random_states()
-        if self._seed is None:
+        self._training = _read_random_states()
+        if self._states:
             _set_random_states(self._states)
         else:
             random.seed(self._seed)
             torch.default_generator.manual_seed(self._seed)
             if numpy := sys.modules.get("numpy.random"):
                 numpy.seed(torch_worker._generate_state(self._seed, 0))
-        self._seed, self._states, self._is_in_batch = None, training, True
 
     def end_batch(self) -> None:
         """Use the states of the training again, also after an error."""
-        if self._is_in_batch:
-            training, self._states, self._is_in_batch = self._states, _read_random_states(), False
-            _set_random_states(training)
+        if self._training:
+            self._states = _read_random_states()
+            _set_random_states(self._training)
+            self._training = ()
 
 
 def _read_random_states() -> tuple[Any, ...]:

@@ -36,8 +36,6 @@ def run_script(script: str, arguments: Sequence[str], options: Options) -> None:
     path = Path(script).absolute()
     if not os.path.isfile(path):  # noqa: PTH113  # False, not an error, if its folder may not be read
         raise UsageError(f"{script} is not a file. Run: dltune run train.py ARGS.")
-    if options.profile is not None:  # a script may change the current folder
-        options = replace(options, profile=str(Path(options.profile).absolute()))
     main = ModuleType("__main__")  # for good: threads and functions of `atexit` need it after the end of the script
     main.__file__ = str(path)
     sys.modules["__main__"], sys.argv[:], sys.path[0] = main, [script, *arguments], str(path.resolve().parent)

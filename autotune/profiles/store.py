@@ -110,7 +110,7 @@ def check_writable(path: Path) -> None:
     if os.path.isdir(real):  # noqa: PTH112
         raise OutputError(f"{path} is a folder. Choose a file with --output.")
     if os.path.ismount(real):
-        raise OutputError(f"{path} cannot be replaced, as it is a mount point. Mount its folder.")
+        raise OutputError(f"{path} cannot be replaced: it is a mount point. Mount its folder.")
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):  # noqa: PTH112
         problem = "is read-only" if os.path.isdir(folder) else "does not exist, or cannot be read"  # noqa: PTH112
         raise OutputError(f"{path} cannot be written: the folder {folder} {problem}.")

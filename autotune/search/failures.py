@@ -155,9 +155,9 @@ class FailureCheck:
 def raise_if_unavoidable(result: TrialResult, workload: WorkloadRequest) -> None:
     """Raise WorkloadError if the user's code failed in a way that no configuration avoids."""
     workers, is_step = result.config.dataloader.num_workers, result.in_step
-    is_unavoidable = not workers or is_step or result.status == "device_failed"
-    if is_unavoidable and result.status in ("workload_failed", "device_failed"):
-        what = "Training" if result.status == "device_failed" else "The dataset"
+    is_device = result.status == "device_failed"
+    if is_device or (result.status == "workload_failed" and (is_step or not workers)):
+        what = "Training" if is_device else "The dataset"
         what = f"The training step ({workload.describe_step()})" if is_step else what
         what += " fails" if workers else " fails even without workers"
         raise WorkloadError(f"{what}: it {result.message.rstrip('.')}.", result.details)
