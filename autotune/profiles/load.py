@@ -139,7 +139,8 @@ def select_profile(
 
 def describe_here(profile: TunedProfile, machine: MachineProfile) -> Hardware:
     """Return the hardware of this machine, to compare with that of a profile: without GPUs if it was tuned for CPUs."""
-    is_for_cpu = profile.request.get("workload", {}).get("device") == "cpu"
+    workload = profile.request.get("workload")  # of any type: a hand-written request is validated before it is repeated
+    is_for_cpu = isinstance(workload, dict) and workload.get("device") == "cpu"
     return describe_local_hardware(machine, profile.hardware, gpus=() if is_for_cpu else None)
 
 

@@ -175,6 +175,8 @@ def test_a_machine_with_a_gpu_is_the_same_for_a_profile_of_its_cpus(monkeypatch:
         workload = make_request().workload.model_copy(update={"device": device})
         request = make_request().model_copy(update={"workload": workload}).record()
         assert describe_here(make_for(request=request), machine).gpu == gpu
+    for unreadable in ({"workload": 0}, {"workload": None}, {}):
+        assert describe_here(make_for(request=unreadable), machine).gpu == "NVIDIA H100"
 
 
 # Scaling down
