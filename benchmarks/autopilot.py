@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import autotune
 from autotune.config import FrozenModel
-from autotune.online.epoch import wait_for_ending_workers
+from autotune.online.group import wait_for_ending_workers
 from benchmarks.online_training import OnlineJob, OnlineRun, train_online
 from benchmarks.suite import WorkloadResult
 from benchmarks.tables import format_table, say

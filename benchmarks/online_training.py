@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import autotune
 from autotune.config import FrozenModel
-from autotune.online.epoch import Epoch, WorkerSettings
+from autotune.online.epoch import Epoch
+from autotune.online.group import WorkerSettings
 from benchmarks.training import ROOT, make_environment, make_step
 from benchmarks.workloads.catalogue import find_workload
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autotune.errors import UsageError
 from autotune.online.controller import Controller
-from autotune.online.epoch import Epoch, EpochIterator, WorkerGroup, WorkerSettings, wait_for_ending_workers
+from autotune.online.epoch import Epoch, EpochIterator
+from autotune.online.group import WorkerGroup, WorkerSettings, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
 from autotune.online.model import Window
 from autotune.online.result import find_start, save_result

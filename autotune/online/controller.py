@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from autotune.online.epoch import WorkerSettings
+from autotune.online.group import WorkerSettings
 from autotune.online.model import BatchCosts, Window
 
 MAX_TRIES: Final = 6

@@ -13,7 +13,7 @@ import torch.version
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.online.controller import BUSY_CPU_SHARE, Controller
-from autotune.online.epoch import WorkerSettings
+from autotune.online.group import WorkerSettings
 from autotune.profiles.schema import (
     Baseline,
     Bottleneck,

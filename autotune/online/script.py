@@ -19,7 +19,7 @@ from autotune.errors import UsageError
 from autotune.online.attach import LISTENERS, attach, explain_refusal, is_switched_off
 from autotune.online.autopilot import Autopilot, Options
 from autotune.online.controller import MIN_WAIT_SHARE
-from autotune.online.epoch import GroupLoader
+from autotune.online.group import GroupLoader
 from autotune.online.watch import MIN_SLOW_STEPS, WaitMeter
 from autotune.system.software import is_library
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from autotune.checking import check
 from autotune.errors import UsageError
 from autotune.online.attach import autopilot
-from autotune.online.epoch import WorkerSettings, wait_for_ending_workers
+from autotune.online.group import WorkerSettings, wait_for_ending_workers
 from autotune.online.model import Window
 from autotune.online.result import read_hardware
 from autotune.profiles.load import load, select_profile

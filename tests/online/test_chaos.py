@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.online.epoch import Epoch, WorkerSettings
+from autotune.online.epoch import Epoch
+from autotune.online.group import WorkerSettings
 from tests.online.test_epoch import Squares, indices_of, iterate, make_epoch, make_loader, seeded
 
 pytestmark = [

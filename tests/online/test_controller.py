@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.online.controller import MAX_TRIES, Controller
-from autotune.online.epoch import WorkerSettings
+from autotune.online.group import WorkerSettings
 from autotune.online.model import BatchCosts, Window
 
 CPUS = 2.0

@@ -19,7 +19,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, get_worker_info
 
 from autotune.online.attach import autopilot
-from autotune.online.epoch import Epoch, EpochIterator, WorkerSettings
+from autotune.online.epoch import Epoch, EpochIterator
+from autotune.online.group import WorkerSettings
 from autotune.online.limits import WorkerLimits
 from autotune.online.worker import WorkerCounters
 

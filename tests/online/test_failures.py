@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from autotune.online.attach import autopilot
 from autotune.online.autopilot import Autopilot
-from autotune.online.epoch import Epoch, WorkerSettings, wait_for_ending_workers
+from autotune.online.epoch import Epoch
+from autotune.online.group import WorkerSettings, wait_for_ending_workers
 from tests.online.test_epoch import (
     indices_of,
     iterate,

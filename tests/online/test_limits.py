@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from autotune.online.epoch import wait_for_ending_workers
+from autotune.online.group import wait_for_ending_workers
 from autotune.online.limits import WorkerLimits, share_cpus
 from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
 

@@ -1,0 +1,216 @@
+"""Worker groups: the workers of one ordinary DataLoader iterator, whose batch sampler is the group itself."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils import worker as torch_worker
+
+from autotune.online.worker import TimedIndices
+
+END_SECONDS: Final = 5.0  # the longest that new workers wait for ending ones
+_ENDING: Final[dict[threading.Thread, object]] = {}  # iterators, whose copies no worker forked meanwhile may collect
+
+
+class WorkerSettings(NamedTuple):
+    """The settings that may change during an epoch."""
+
+    workers: int
+    prefetch: int
+
+    @property
+    def batches(self) -> int:
+        """Batches that are under way at once."""
+        return self.workers * self.prefetch
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """One batch: its position in the epoch, its indices, and the group that loads it."""
+
+    number: int
+    indices: Any
+    group: WorkerGroup | None = None
+
+
+class WorkerGroup:
+    """The workers of one DataLoader iterator, whose batch sampler is the group itself."""
+
+    def __init__(self, settings: WorkerSettings, take: Callable[[WorkerGroup], Slot], *, is_own: bool) -> None:
+        self.settings, self.is_own, self._take = settings, is_own, take  # own: the user's settings, whose errors count
+        self.started = settings.workers  # of which some may be idle
+        self.planned = deque[Slot]()  # taken before all others
+        self.pending, self.last, self.is_open = 0, -1, True  # batches under way; number of the last slot that it took
+        self.first_worker = 0  # the id of its first worker
+        self.loader: DataLoader[Any] | None = None
+        self.iterator: Any = None
+        self._random: RandomStream | None = None  # of batches that are loaded here, not by the user's workers
+
+    def __iter__(self) -> WorkerGroup:
+        return self
+
+    def __next__(self) -> Any:
+        if self.pending > self.settings.batches:  # it had more workers, or a higher prefetch factor
+            raise StopIteration
+        slot = self.planned.popleft() if self.planned else self._take(self)
+        self.last, slot.group = slot.number, self
+        self.pending += 1
+        if not (self.settings.workers or self.is_own):
+            self._random = self._random or RandomStream(self.iterator._base_seed)
+            self._random.begin_batch()
+        is_read_here = not self.settings.workers and isinstance(slot.indices, TimedIndices)
+        return slot.indices.read() if is_read_here else slot.indices
+
+    def load(self) -> Any:
+        """Return the next batch, also if that raises an error after the batch was taken (`returned` shows it)."""
+        try:
+            return next(self.iterator)
+        finally:
+            if self._random is not None:
+                self._random.end_batch()
+
+    @property
+    def returned(self) -> int:
+        """Batches that torch regards as returned; an error such as a timeout leaves the next one to be returned."""
+        return int(self.iterator._rcvd_idx) if self.settings.workers else self.last
+
+    def plan(self, slot: Slot) -> None:
+        """Let the group take a slot before all others."""
+        slot.group = self
+        self.planned.append(slot)
+
+    def change(self, settings: WorkerSettings) -> None:
+        """Use this many of the started workers, with another prefetch factor; the others are idle."""
+        idle, iterator = range(self.settings.workers, settings.workers), self.iterator
+        self.settings = settings
+        iterator._prefetch_factor = max(settings.prefetch, iterator._prefetch_factor)  # torch checks the upper bound
+        cycle = itertools.cycle(range(settings.workers))
+        iterator._worker_queue_idx_cycle = itertools.chain([*idle] * settings.prefetch, cycle)
+        for _ in range(settings.batches - self.pending):
+            iterator._try_put_index()
+
+    def restart(self, take: Callable[[WorkerGroup], Slot]) -> None:
+        """Begin another epoch with the same workers; torch discards what they still load."""
+        self.pending = sys.maxsize  # so that torch gets no indices yet
+        iterator, timeout = self.iterator, self.iterator._timeout
+        if not self.is_own:  # batches of the epoch before may still be loaded
+            iterator._timeout = 0.0
+        self.iterator = iter(self.loader)  # type: ignore[arg-type]  # its workers live
+        iterator._timeout = timeout
+        self.pending, self.last, self.is_open, self._take = 0, -1, True, take
+        self.change(self.settings)
+
+    def rest(self) -> None:
+        """Keep the workers for another epoch, and nothing of this one."""
+        del self._take  # it holds the epoch, and that the user's loader
+        self.planned.clear()
+
+    def end(self) -> None:
+        """End the workers, in a thread: torch waits up to five seconds for each of them."""
+        ending = [self.loader, self.iterator]
+        self.is_open, self.loader, self.iterator = False, None, None
+        if self.settings.workers and threading.main_thread().is_alive():  # at exit, multiprocessing ends them
+            thread = threading.Thread(target=_shut_down, args=(ending,))  # no daemon: Python waits for it at exit
+            _ENDING[thread] = ending
+            thread.start()
+
+
+def _shut_down(ending: list[Any]) -> None:
+    try:
+        ending[1]._shutdown_workers()  # letting go of it is not enough: the traceback of an error may hold it
+    finally:
+        ending.clear()
+        del _ENDING[threading.current_thread()]
+
+
+def wait_for_ending_workers() -> None:
+    """Wait until workers that load nothing more have ended, so that new ones do not need memory at the same time."""
+    deadline = time.monotonic() + END_SECONDS
+    for thread in list(_ENDING):
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class RandomStream:
+    """Random states for batches that are loaded in the training process, as a worker has states of its own.
+
+    Args:
+        seed: The seed of a worker.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._states: tuple[Any, ...] = ()  # of the stream, after its first batch
+        self._training: tuple[Any, ...] = ()  # states of the training, during a batch
+
+    def begin_batch(self) -> None:
+        """Use the states of the stream."""
+        self._training = _read_random_states()
+        if self._states:
+            _set_random_states(self._states)
+        else:
+            random.seed(self._seed)
+            torch.default_generator.manual_seed(self._seed)
+            if numpy := sys.modules.get("numpy.random"):
+                numpy.seed(torch_worker._generate_state(self._seed, 0))
+
+    def end_batch(self) -> None:
+        """Use the states of the training again, also after an error."""
+        if self._training:
+            self._states = _read_random_states()
+            _set_random_states(self._training)
+            self._training = ()
+
+
+def _read_random_states() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy.random")
+    return random.getstate(), torch.get_rng_state(), numpy and numpy.get_state()
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    torch.set_rng_state(states[1])
+    if states[2]:  # numpy may have been imported since
+        sys.modules["numpy.random"].set_state(states[2])
+
+
+class GroupLoader(DataLoader[Any]):
+    """A loader without torch's warning of more workers than CPUs.
+
+    `warnings.catch_warnings` would have Python print all warnings of the script again.
+    """
+
+    def check_worker_number_rationality(self) -> None:
+        """Accept any number."""
+
+
+@contextmanager
+def start_quietly(*, is_own: bool) -> Iterator[None]:
+    """Start workers that collect no garbage: one that collects its copy of our iterator would end our workers.
+
+    torch does not learn the process ids of added workers. It would raise an error wherever the training is when one of
+    them dies, at worst between taking a lock and releasing it. `next` still raises that error.
+    """
+    signals: Any = signal_handling
+    register, was_frozen = signals._set_worker_pids, gc.get_freeze_count() > 0
+    gc.freeze()
+    try:
+        if not is_own:
+            signals._set_worker_pids = lambda key, _: register(key, ())
+        yield
+    finally:
+        if not was_frozen:
+            gc.unfreeze()
+        signals._set_worker_pids = register
