@@ -6,6 +6,7 @@ import atexit
 import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 import time
 import uuid
@@ -30,6 +31,7 @@ SESSION = os.environ["DLTUNE_TEST_SESSION"]
 
 LONG = tuple(f"tests/{name}" for name in ("test_end_to_end.py", "faults/", "runner/", "test_docs.py", "test_tuning.py"))
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
 multiprocessing.set_start_method("fork")  # tests make datasets in functions; Python 3.14 has another default
 
 

@@ -221,6 +221,6 @@ def test_workers_that_grow_beyond_the_memory_budget_end(own: int) -> None:
             epoch.change(FOUR)
         elif epoch.delivered == 5:
             epoch.fall_back("7 workers take 4 GiB")
-            assert len(set(list_children()) - before) == 2 * own  # of the user, ending ones and new ones
+            wait_until(lambda: len(set(list_children()) - before) == 2 * own)  # of the user, ending ones and new ones
 
     assert indices_of(list(iterate(epoch, change))) == indices_of(list(make_loader(0, "in order")))
