@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,8 +23,8 @@ from autotune.request import TuningRequest
 from autotune.runner.runner import TrialRunner
 from autotune.search.plan import Plan
 from autotune.search.space import list_requested_sizes
-from autotune.system.machine import MachineProfile, Software, read_machine
-from autotune.system.software import read_start_method_in_force, read_torch
+from autotune.system.machine import MachineProfile, read_machine
+from autotune.system.software import read_software
 from autotune.time_budget import TimeBudget
 from autotune.validation.runs import CandidateRuns, NoiseMonitor, measure_run, validate
 
@@ -106,7 +105,7 @@ def check(
     age = compare_age(chosen.created_at, datetime.now(UTC), max_age_seconds)
     if not quick and (chosen.is_from_training or not with_workload):
         here = describe_here(chosen, machine)
-        return _conclude(chosen, [*compare((chosen.hardware, here), (chosen.software, read_software(chosen))), *age])
+        return _conclude(chosen, [*compare((chosen.hardware, here), (chosen.software, read_software())), *age])
     warn_if_others_can_write(file)
     request = rebuild_request(chosen, str(file))
     request.workload.check_import_strings()
@@ -193,11 +192,3 @@ def _conclude(
         info=info,
         remeasured=remeasured,
     )
-
-
-def read_software(profile: TunedProfile) -> Software:
-    """Return the installed versions; values that are not compared are those of the profile."""
-    if (torch := read_torch()) is None:
-        raise UsageError("torch is not installed here. Install it first.")
-    versions = {"torch": torch.version, "cuda": torch.cuda, "python": platform.python_version()}
-    return profile.software.model_copy(update={**versions, "start_method": read_start_method_in_force()})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.checking import Remeasurement, check, read_software, remeasure
+from autotune.checking import Remeasurement, check, remeasure
 from autotune.config import LoaderConfig
 from autotune.errors import UsageError
 from autotune.preparation import find_stored
@@ -20,6 +20,7 @@ from autotune.protocol.messages import TrialRequest
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.search.plan import Plan, make_plan
 from autotune.system.machine import describe_local_hardware, read_machine
+from autotune.system.software import read_software
 from tests.builders import (
     make_config,
     make_limits,
@@ -121,7 +122,7 @@ def test_with_another_baseline_the_throughput_alone_counts() -> None:
 
 def make_here(**changes: Any) -> TunedProfile:
     """Build a profile of this machine, its software and a request."""
-    usual = {"software": read_software(make_profile()), "request": make_request().record()}
+    usual = {"software": read_software(), "request": make_request().record()}
     return make_profile(hardware=describe_local_hardware(read_machine(), make_profile().hardware), **usual | changes)
 
 
@@ -169,7 +170,7 @@ def test_what_requires_retuning_is_a_reason_and_the_rest_is_information(tmp_path
 
 
 def test_without_torch_nothing_can_be_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.checking.read_torch", lambda: None)
+    monkeypatch.setattr("autotune.system.software.read_torch", lambda: None)
     with pytest.raises(UsageError, match="torch is not installed"):
         check(write_profiles(tmp_path, make_here()), with_workload=False)
 

@@ -145,7 +145,7 @@ def profile_workload(
         loader_decides=() if own is None else tuple(own.fixed),
         ends_with_sampler=own is None or own.ends_with_sampler,
         multiprocessing_context=workload.parts.multiprocessing_context,
-        software=read_software(torch.version),
+        software=read_software(),
         pinning=is_cuda,
         rss_bytes=rss_bytes,
         notes=tuple(filter(None, notes)),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-import torch.version
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.online.controller import BUSY_CPU_SHARE, Controller
@@ -117,7 +116,7 @@ def save_result(path: Path, loader: DataLoader[Any], controller: Controller, sec
     profile = TunedProfile(
         config=config,
         hardware=read_hardware(),
-        software=read_software(torch.version),
+        software=read_software(),
         workload=identify(loader, processes),
         result=result,
         budgets=limits,

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
+from autotune.errors import UsageError
 from autotune.system.procfs import read_text
 
 if TYPE_CHECKING:  # every worker imports this module, and none needs pydantic
@@ -55,14 +56,20 @@ def read_own_version() -> str:
         return "unknown"
 
 
-def read_software(torch_version: Any) -> Software:
-    """Return the versions that this process runs with, from the module `torch.version`, and how it starts workers."""
+def read_software() -> Software:
+    """Return the versions that this process runs with, and how it starts workers.
+
+    Raises:
+        UsageError: torch is not installed.
+    """
     from autotune.system.machine import Software
 
+    if (torch := read_torch()) is None:
+        raise UsageError("torch is not installed here. Install it first.")
     return Software(
         dltune=read_own_version(),
-        torch=torch_version.__version__,
-        cuda=torch_version.cuda,
+        torch=torch.version,
+        cuda=torch.cuda,
         python=platform.python_version(),
         start_method=read_start_method_in_force(),
     )
