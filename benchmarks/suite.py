@@ -13,6 +13,7 @@ share of the grid's best (median ratio of the rounds), and the prediction over t
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from operator import truediv
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -37,6 +39,8 @@ from benchmarks.workloads.workload import BenchWorkload
 
 RESULTS: Final = Path("benchmarks/results/suite.json")
 FINALISTS: Final = 2  # of the grid
+SIMULATIONS: Final = 2000
+MEDIAN_DEVIATION: Final = 0.70  # of one of three normal values from their median, if it is another; in sigmas
 MAX_FAILURES: Final = 4  # of a grid, before the rest is skipped
 DLTUNE: Final = "dltune"
 FAILURES: Final = (subprocess.CalledProcessError, TrainingError)
@@ -234,6 +238,22 @@ def make_job(workload: BenchWorkload, config: LoaderConfig, **limits: Any) -> Jo
     )
 
 
+def simulate_worst_share(results: Sequence[WorkloadResult]) -> float:
+    """Return the median over simulated suites of the worst share, if every choice is as fast as the grid's best."""
+    random, worst = Random(0), [math.inf] * SIMULATIONS
+    for one in results:
+        logs = [[math.log(rate) for rate in found.samples_per_second] for found in one.measured if found.rate]
+        errors = [abs(log - statistics.median(runs)) for runs in logs for log in runs if log != statistics.median(runs)]
+        sigma = statistics.median(errors) / MEDIAN_DEVIATION if errors else 0.0
+        best, rounds = [math.log(found.rate) for found in one.grid if found.rate], max(map(len, logs), default=0)
+        for at in range(SIMULATIONS if best else 0):
+            ours = [random.gauss(max(best), sigma) for _ in range(rounds)]
+            for log in best:
+                ratio = statistics.median(mine - random.gauss(log, sigma) for mine in ours)
+                worst[at] = min(worst[at], math.exp(ratio))
+    return statistics.median(worst)
+
+
 def format_results(results: Sequence[WorkloadResult]) -> str:
     """Return the table of all workloads and the line that sums it up."""
     rows = []
@@ -258,7 +278,10 @@ def format_results(results: Sequence[WorkloadResult]) -> str:
     errors = sorted(abs(one.prediction_ratio - 1) for one in results if one.prediction_ratio is not None)
     lines = [table, ""]
     if shares:
-        lines.append(f"Choice: median {statistics.median(shares):.1%} of the grid's best, worst {min(shares):.1%}.")
+        lines.append(
+            f"Choice: median {statistics.median(shares):.1%} of the grid's best, worst {min(shares):.1%}. "
+            f"Perfect choices would have a worst of {simulate_worst_share(results):.1%} by the scatter of these runs."
+        )
     if errors:
         covered = sum(one.is_covered for one in results)
         lines.append(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.config import LoaderConfig
-from benchmarks.suite import format_results, measure, screen
+from benchmarks.suite import format_results, measure, screen, simulate_worst_share
 from benchmarks.training import DeviceFacts, Job, TrainingError, TrainingRun
 from benchmarks.tuners import Choice, make_command
 from benchmarks.workloads.catalogue import GPU_WORKLOADS, find_workload
@@ -42,6 +42,18 @@ def test_the_choice_is_compared_with_the_best_of_the_grid_and_the_prediction_wit
     assert result.is_covered
     assert result.rate("defaults") == pytest.approx(100.0)
     assert "66.7%" in format_results([result])
+
+
+def test_even_a_perfect_choice_is_below_the_best_by_the_scatter_of_the_runs() -> None:
+    result = measure(find_workload("tutorial"), 3, choose=(choose_eight,), train=train_by_formula)
+    assert simulate_worst_share([result]) == 1.0
+    scatter = (0.9, 1.0, 1.1)
+    noisy = [
+        one.model_copy(update={"samples_per_second": tuple(one.rate * factor for factor in scatter)})
+        for one in result.measured
+    ]
+    one = result.model_copy(update={"measured": tuple(noisy)})
+    assert 0.7 < simulate_worst_share([one] * 12) < simulate_worst_share([one]) < 1.0
 
 
 def test_without_a_grid_the_choice_is_compared_with_the_defaults_alone() -> None:
