@@ -22,7 +22,6 @@ from autotune.child.loader import (
     build_plain_loader,
     count_epoch_batches,
     count_epoch_samples,
-    is_forking,
 )
 from autotune.child.sample_counts import check_batches, count_samples
 from autotune.child.step import Step
@@ -153,7 +152,7 @@ class TrialRun:
         reset_peak(self._device)
         gc.collect()  # else a full collection may come due in every worker, and copy what it touches
         self._ranks.start()
-        if not self._workers or is_forking(self._stopping.request.config.process.multiprocessing_context):
+        if not self._workers:
             self._started = time.perf_counter()
         plan: int | str = UNLIMITED_BATCHES
         while isinstance(plan, int):
@@ -186,7 +185,10 @@ class TrialRun:
         return bool(list_names(self._worker_pids, self._names_before) - list_used_segments())
 
     def _elapsed(self) -> float:
-        """Return the seconds of the trial, since all workers have started if they are not forked."""
+        """Return the seconds of the trial, without those that the workers took until their first batches.
+
+        A start may take longer than the trial: imports, an index that is read, a connection. It counts in the epoch.
+        """
         if self._started is None and (self._traces or self._batches >= self._workers):
             self._started = time.perf_counter()
         return 0.0 if self._started is None else time.perf_counter() - self._started

@@ -48,20 +48,22 @@ def estimate(measurement: Measurement, config: LoaderConfig, epochs: int) -> Thr
     """Estimate the throughput of a training run of `epochs` epochs; if their length is unknown, of its steady state."""
     traces = measurement.epochs
     steady = measure_steady(traces, config)
-    trial_seconds = sum(trace.end_seconds for trace in traces)
-    wait_share = min(1.0, sum(trace.wait_seconds for trace in traces) / max(MIN_BATCH_SECONDS, trial_seconds))
+    steady_wait = _measure_wait(traces, config, steady)
     samples_per_batch = sum(trace.samples for trace in traces) / max(1, sum(trace.batches for trace in traces))
     if measurement.epoch_batches is None:
         error = math.inf if steady.half_width is None else steady.half_width / steady.batch_seconds
+        wait_share = steady_wait / steady.batch_seconds
         return ThroughputEstimate(samples_per_batch / steady.batch_seconds, error, wait_share, steady.batch_seconds)
     unseen = [max(0, measurement.epoch_batches - trace.batches) for trace in traces]
     lengths = [
         trace.end_seconds + batches * steady.batch_seconds for trace, batches in zip(traces, unseen, strict=True)
     ]
-    later = lengths[min(count_slow_epochs(config, measurement.epoch_batches), len(lengths) - 1) :]
+    waits = [trace.wait_seconds + batches * steady_wait for trace, batches in zip(traces, unseen, strict=True)]
+    first_later = min(count_slow_epochs(config, measurement.epoch_batches), len(lengths) - 1)
+    later, ahead = lengths[first_later:], max(0, epochs - len(lengths))
     epoch_seconds = statistics.fmean(later)
-    ahead = max(0, epochs - len(lengths))
     total = sum(lengths[:epochs]) + ahead * epoch_seconds
+    wait_share = min(1.0, (sum(waits[:epochs]) + ahead * statistics.fmean(waits[first_later:])) / total)
     samples = epochs * (measurement.epoch_samples or measurement.epoch_batches * samples_per_batch)
     # Each epoch varies once, and epochs ahead share the error of their mean. Extrapolated batches share that of theirs.
     spread, quantile = blend_spread(later, UNSEEN_SPREAD * epoch_seconds, UNSEEN_WEIGHT)
@@ -87,12 +89,14 @@ def count_slow_epochs(config: LoaderConfig, epoch_batches: int | None) -> int:
 def measure_steady(traces: Sequence[EpochTrace], config: LoaderConfig) -> SteadyState:
     """Measure seconds per batch over whole rounds of workers, without the prefetched batches at either end.
 
-    Epochs that are too short for that count whole, including their start; if cut short, up to their last whole round.
+    Epochs that are too short for that count whole, including their start; those that were cut short, up to their last
+    whole round of workers, and without the first, in which the workers start, if there are others.
     """
     workers = max(1, config.dataloader.num_workers)
     windows = [window for trace in traces if (window := steady_window(trace, config)) is not None]
     if not windows:
-        rounds = [_measure_rounds(trace, workers) for trace in traces]
+        counting = [trace for trace in traces if trace.closed_after is None or trace.batches >= 2 * workers]
+        rounds = [_measure_rounds(trace, workers) for trace in counting or traces]
         batches = max(1, sum(count for count, _ in rounds))
         return SteadyState(max(MIN_BATCH_SECONDS, sum(seconds for _, seconds in rounds) / batches), half_width=None)
     batches = sum(count for count, _ in windows)
@@ -114,11 +118,22 @@ def steady_window(trace: EpochTrace, config: LoaderConfig) -> tuple[int, tuple[f
 
 
 def _measure_rounds(trace: EpochTrace, workers: int) -> tuple[int, float]:
-    """Return the batches of an epoch and their seconds; only whole rounds of workers if it was cut short."""
+    """Return the batches of an epoch and their seconds; if it was cut short, those of the rounds that count."""
     whole = trace.batches - trace.batches % workers
     if trace.closed_after is None or not whole:
         return trace.batches, trace.end_seconds
-    return whole, trace.batch_seconds[whole - 1]
+    if whole < 2 * workers:
+        return whole, trace.batch_seconds[whole - 1]
+    return whole - workers, trace.batch_seconds[whole - 1] - trace.batch_seconds[workers - 1]
+
+
+def _measure_wait(traces: Sequence[EpochTrace], config: LoaderConfig, steady: SteadyState) -> float:
+    """Return the mean seconds that training waits for a batch, without the first of each worker."""
+    waits = [wait for trace in traces for wait in trace.batch_waits[max(1, config.dataloader.num_workers) :]]
+    if waits:
+        return min(steady.batch_seconds, statistics.fmean(waits))
+    seconds = sum(trace.end_seconds for trace in traces)
+    return steady.batch_seconds * min(1.0, sum(trace.wait_seconds for trace in traces) / max(MIN_BATCH_SECONDS, seconds))
 
 
 def _half_width(times: tuple[float, ...], workers: int) -> float | None:

@@ -123,12 +123,30 @@ def test_a_run_of_unknown_length_is_its_steady_state(gaps: list[float], seconds:
     assert found.wait_share == pytest.approx(0.05 / sum(gaps))
 
 
-@pytest.mark.parametrize(("waits", "share"), [((0.9, 0.1), 0.25), ((3.0, 3.0), 1.0)])
-@pytest.mark.parametrize("epoch_batches", [30, None])
-def test_the_wait_share_is_at_most_one(waits: tuple[float, float], share: float, epoch_batches: int | None) -> None:
+@pytest.mark.parametrize(
+    ("waits", "epoch_batches", "share"),
+    [((0.9, 0.1), 30, (1.4 + 0.1 + 0.1) / 9), ((0.9, 0.1), None, 0.25), ((3.0, 3.0), 30, 1.0), ((3.0, 3.0), None, 1.0)],
+)
+def test_the_wait_share_is_that_of_the_run_and_at_most_one(
+    waits: tuple[float, float], epoch_batches: int | None, share: float
+) -> None:
     traces = (make_trace([PACE] * 10, wait_seconds=waits[0]), make_trace([PACE] * 30, wait_seconds=waits[1]))
     measurement = make_measurement(*traces, epoch_batches=epoch_batches)
     assert estimate(measurement, make_config(0), epochs=3).wait_share == pytest.approx(share)
+
+
+def test_the_start_of_workers_is_a_small_share_of_a_long_epoch() -> None:
+    trace = make_trace([2.0, 0.0, *[PACE] * 20], closed_after=22, wait_seconds=2.2)
+    trace = trace.model_copy(update={"batch_waits": (2.0, 0.0, *[PACE / 10] * 20)})
+    found = estimate(make_measurement(trace, epoch_batches=1022), make_config(2, 2), epochs=1)
+    assert found.wait_share == pytest.approx((2.2 + 1000 * PACE / 10) / (4.0 + 1000 * PACE))
+
+
+def test_rounds_in_which_workers_start_are_no_pace() -> None:
+    first = make_trace([2.0, 0.0, 0.0, 0.0, *[PACE] * 8], closed_after=8)
+    second = make_trace([2.0, 0.0, 0.0, 0.0], closed_after=1)
+    assert measure_steady([first, second], make_config(4, 4)).batch_seconds == pytest.approx(PACE)
+    assert measure_steady([second], make_config(4, 4)).batch_seconds == pytest.approx(2.0 / 4)
 
 
 @pytest.mark.parametrize("seen", [2, 4, 5, 8])
