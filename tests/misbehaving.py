@@ -230,6 +230,7 @@ make_hangs_in_workers = partial(Honest, act=act(hang, "worker"))
 make_kills_its_worker = partial(Honest, act=act(make_killed, "worker"))
 make_fails_at_one_sample = partial(Honest, act=act(partial(fail, KeyError("label")), indices=[SAMPLES // 3]))
 make_damaged = partial(Honest, act=act(partial(fail, ValueError("the file is damaged")), indices=range(3, SAMPLES, 8)))
+make_unprintable = partial(Honest, act=act(partial(fail, ValueError("caf\udce9.jpg: a name that is not UTF-8"))))
 make_ends_early = partial(Honest, act=act(partial(fail, StopIteration()), indices=[SAMPLES // 2]))
 
 

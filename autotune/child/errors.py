@@ -14,7 +14,7 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, Final
 
-from autotune.system.procfs import STACK_SIGNAL, STACKS_FILE
+from autotune.system.procfs import STACK_SIGNAL, STACKS_FILE, TRIAL_VARIABLE
 
 PACKAGE_DIR: Final = str(Path(__file__).parents[1])
 FETCH_FILE: Final = "torch/utils/data/_utils/fetch.py"  # where a loader asks a dataset for samples
@@ -24,7 +24,7 @@ WORKER_EXIT_GRACE_SECONDS: Final = 1.0  # between the end of a worker's connecti
 
 def name_error(error: BaseException) -> str:
     """Return type and text of an error as at the end of its traceback, even if its `__str__` is broken."""
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
+    return _make_printable("".join(traceback.format_exception_only(type(error), error)).strip())
 
 
 def format_error(error: BaseException) -> str:
@@ -32,7 +32,12 @@ def format_error(error: BaseException) -> str:
     lines = traceback.TracebackException.from_exception(error)
     frames = [frame for frame in lines.stack if not frame.filename.startswith(PACKAGE_DIR)]
     lines.stack = traceback.StackSummary.from_list(frames)
-    return "".join(lines.format())
+    return _make_printable("".join(lines.format()))
+
+
+def _make_printable(text: str) -> str:
+    """Escape what no encoding has: bytes of a file name that are no UTF-8 are surrogates in Python."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def annotate_dead_workers(error: Exception, workers: Sequence[BaseProcess]) -> None:
@@ -59,7 +64,7 @@ def shut_down_workers(error: BaseException) -> None:
 def dump_stacks_on_signal() -> None:
     """Append the stacks of this process, and of all that it forks, to a file at each signal, also within a lock."""
     with suppress(KeyError, OSError):  # in a test there is no such folder
-        path = Path(os.environ["TMPDIR"], STACKS_FILE)
+        path = Path(os.environ[TRIAL_VARIABLE], STACKS_FILE)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         faulthandler.register(STACK_SIGNAL, file=descriptor)
 

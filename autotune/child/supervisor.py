@@ -28,12 +28,12 @@ import importlib
 import json
 import os
 import resource
-import shutil
 import signal
 import socket
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +42,7 @@ from typing import Any, Final, NoReturn
 from autotune.child.errors import dump_stacks_on_signal, report_unsent_data
 from autotune.system import procfs
 
-MAX_TMPDIR_LENGTH: Final = 60  # characters; AF_UNIX paths end at 108, and torch adds to it
+MAX_TMPDIR_BYTES: Final = 48  # paths of sockets end at 107: 25 more for a trial, and 34 for torch_shm_manager
 MAX_REQUEST_BYTES: Final = 2**17
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
 MAX_EXIT_SECONDS: Final = 60.0  # for a killed process to give its memory and its device back
@@ -98,9 +98,14 @@ class Supervisor:
             with (self._folder / "log").open("ab") as log:
                 pid = _fork()
                 if not pid:
-                    self._connection.close()
-                    trial["interpreter"] = trial["interpreter"] or not self._can_fork
-                    _run_as_child(trial, self._folder, log.fileno(), connection, supervisor)
+                    try:
+                        self._connection.close()
+                        trial["interpreter"] = trial["interpreter"] or not self._can_fork
+                        _run_as_child(trial, self._folder, log.fileno(), connection, supervisor)
+                    except BaseException:  # this process must never go on as the supervisor
+                        os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
+                    finally:
+                        os._exit(1)
             pidfd = os.pidfd_open(pid)  # before the process can be reaped
         except OSError as error:
             self._remove_folder()
@@ -112,7 +117,7 @@ class Supervisor:
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            procfs.remove_folder(self._folder)
             self._folder = None
 
     def _import(self, modules: Sequence[str]) -> bool:
@@ -168,7 +173,7 @@ class Supervisor:
 def _make_folder() -> Path:
     """Make a private temporary folder whose path is short enough for the sockets that torch places there."""
     usual = tempfile.gettempdir()
-    parent = usual if len(usual) <= MAX_TMPDIR_LENGTH else "/tmp"
+    parent = usual if len(os.fsencode(usual)) <= MAX_TMPDIR_BYTES else "/tmp"
     return Path(tempfile.mkdtemp(prefix=f"dltune-{os.getppid()}-", dir=parent))
 
 
@@ -192,7 +197,7 @@ def _run_as_child(trial: dict[str, Any], folder: Path, log: int, connection: int
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel must never choose the user's other processes
-    os.environ["TMPDIR"] = str(folder)
+    os.environ["TMPDIR"] = os.environ[procfs.TRIAL_VARIABLE] = str(folder)
     try:
         os.chdir(trial["working_dir"])
         if trial["interpreter"]:

@@ -26,7 +26,7 @@ MIN_SHM_BYTES: Final = 256 * 2**20  # a container's usual 64 MiB holds two batch
 MIN_MEMORY_BYTES: Final = 2**30  # a training process holds a third of it before its first batch
 MIN_OPEN_FILES: Final = 4096  # 1,024 is a usual soft limit: about 60 workers, or a few hundred tensors in flight
 MAX_THROTTLED_SHARE: Final = 0.01  # of periods; starting workers alone uses up fewer
-MAX_TMPDIR_LENGTH: Final = 79  # names of sockets end at 108 characters
+MAX_TMPDIR_BYTES: Final = 73  # the names of sockets, of at most 107, have 32 more, or 34 with file_system
 WHOLE_CPUS: Final = (
     "a used-up quota stops all workers at once: request whole CPUs (docker --cpuset-cpus, Slurm --cpus-per-task, "
     "Kubernetes' static CPU manager) or a larger quota (docker --cpus, limits.cpu), and tune under training's quota"
@@ -129,9 +129,11 @@ def _find_temporary_folder() -> str:
 
 def check_folders(temporary: str, here: Path) -> Iterator[Finding]:
     """Check the folder for temporary files, empty if there is none, and the current folder."""
-    fix = "training hangs with a path of 80 characters or more (socket names end at 108): export TMPDIR=/tmp"
+    fix = (
+        f"training with workers hangs with a path above {MAX_TMPDIR_BYTES} bytes (names of sockets): export TMPDIR=/tmp"
+    )
     if temporary:
-        yield _warn("TMPDIR", temporary, fix, is_bad=len(temporary) > MAX_TMPDIR_LENGTH)
+        yield _warn("TMPDIR", temporary, fix, is_bad=len(os.fsencode(temporary)) > MAX_TMPDIR_BYTES)
     else:
         yield Finding("TMPDIR", "problem", "no folder is writable", "export TMPDIR=/path/to/a/writable/folder")
     if os.access(here, os.W_OK) and not os.statvfs(here).f_flag & os.ST_RDONLY:

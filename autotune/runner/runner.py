@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
 import signal
 import socket
 import time
@@ -28,7 +27,7 @@ from autotune.runner.diagnosis import Reply, TrialFailure
 from autotune.runner.hangs import find_blocking, read_all_stacks
 from autotune.runner.resources import Limits, ResourceMonitor
 from autotune.runner.supervisor_client import SupervisorClient
-from autotune.system.procfs import PROC, STACKS_FILE, read_text, signal_all
+from autotune.system.procfs import PROC, STACKS_FILE, read_text, remove_folder, signal_all
 from autotune.units import format_seconds
 
 MAX_LOG_BYTES: Final = 4 * 2**20
@@ -39,6 +38,7 @@ MAX_PROBE_STALLS: Final = 4.0  # times the stall time: a probe
 MAX_LOAD_STALLS: Final = 20.0  # times the stall time: importing torch and calling the dataset's factory
 STALL_SHARE: Final = 0.5  # of the time that --timeout leaves: a hang must not take all of it
 MIN_STALL_SECONDS: Final = 15.0  # for the start of workers in a late trial
+MAX_TICK_SECONDS: Final = 10.0  # between readings; if more pass, dltune itself was stopped, as with Ctrl-Z
 MAX_TRIAL_OVERHEAD: Final = 4.0  # times the trial's seconds: starting workers, draining, a last batch
 
 
@@ -89,7 +89,7 @@ class TrialProcess:
         return reply
 
     def _await_report(self, limits: Limits) -> Reply:
-        started = progressed = time.monotonic()
+        started = progressed = ticked = time.monotonic()
         while True:
             line = self._channel.receive(self.monitor.tick_seconds)
             if line is not None:
@@ -107,6 +107,9 @@ class TrialProcess:
                 if self._log_path.stat().st_size > MAX_LOG_BYTES:
                     os.truncate(self._log_path, 0)
             usage, now = self.monitor.read(limits.budgets), time.monotonic()
+            pause, ticked = now - ticked, now
+            if pause > MAX_TICK_SECONDS:
+                started, progressed = started + pause, progressed + pause
             excess = limits.find_excess(usage, now - progressed, now - started)
             if excess is not None:
                 return self._end_for(*excess)
@@ -150,7 +153,7 @@ class TrialProcess:
             self._progress.show_warning(describe_survivors(survivors))
         os.close(self._pidfd)
         self._pidfd = -1
-        shutil.rmtree(self._folder, ignore_errors=True)  # if the supervisor was killed
+        remove_folder(self._folder)  # if the supervisor was killed
 
 
 class TrialRunner:

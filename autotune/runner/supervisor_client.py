@@ -91,7 +91,7 @@ class SupervisorClient:
         user = re.sub(r'[\\/:*?"<>|]', "_", user)  # as torch names the folder
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), f"torchinductor_{user}"))}
         threads = {"OMP_NUM_THREADS": "1"} if self._processes > 1 else {}  # as under torchrun
-        return {**caches, **threads, **os.environ, TRIAL_VARIABLE: "1"}
+        return {**caches, **threads, **os.environ, TRIAL_VARIABLE: ""}
 
     def start(self, connection: int, working_dir: str, *, interpreter: bool) -> tuple[int, Path]:
         """Start the process of a trial, or raise OSError if the machine does not allow it.

@@ -1,4 +1,4 @@
-"""Processes as /proc describes them: descendants, threads, memory, and tensors in /dev/shm.
+"""Processes as /proc describes them: descendants, threads, memory, tensors in /dev/shm, and what they leave.
 
 A file that cannot be read counts as empty. Folders are parameters for tests. Only the standard library is imported.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import shutil
 import signal
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -18,12 +20,14 @@ from typing import Final
 PROC: Final = Path("/proc")
 CGROUP: Final = Path("/sys/fs/cgroup")
 SHM: Final = Path("/dev/shm")
-TRIAL_VARIABLE: Final = "DLTUNE_TRIAL"  # in the environment of every process of a trial
+TRIAL_VARIABLE: Final = "DLTUNE_TRIAL"  # in the environment of every process of a trial: its temporary folder
 STACK_SIGNAL: Final = signal.SIGRTMIN + 10  # at which a process of a trial dumps its stacks; no other code uses it
 PF_EXITING: Final = 4  # a flag in /proc/PID/stat
 MIN_EMPTY_SECONDS: Final = 0.5  # a new segment of shared memory has no content for some microseconds
 STACKS_FILE: Final = "stacks"  # in the temporary folder of the trial
 THREADS_AWARE_OF_FORKS: Final = ("jemalloc_bg_thd",)  # of pyarrow: jemalloc ends it in the child, and starts it again
+
+_SEGMENT: Final = re.compile(rf"{SHM}/(torch_\d+_\d+(?:_\d+)?)")  # not `torch_train.npy`, a file of the user
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -59,10 +63,29 @@ def read_field(path: Path, name: str) -> str | None:
 def list_tree(pid: int, proc: Path = PROC) -> list[int]:
     """List a process and its living descendants, the root first."""
     found = [pid]
+    if not (proc / str(pid) / "task" / str(pid) / "children").exists():  # a kernel without CONFIG_PROC_CHILDREN
+        children = _list_children(proc)
+        for parent in found:
+            found += children[parent]
+        return found
     for parent in found:
         for thread in list_folder(proc / str(parent) / "task"):
             found += map(int, read_text(thread / "children").split())
     return found
+
+
+def _list_children(proc: Path) -> defaultdict[int, list[int]]:
+    """List the children of each process, in much more time than its own file takes."""
+    children = defaultdict[int, list[int]](list)
+    for folder in list_folder(proc):
+        if folder.name.isdigit() and (fields := _read_stat(int(folder.name), proc)):
+            children[int(fields[1])].append(int(folder.name))
+    return children
+
+
+def _read_stat(pid: int, proc: Path) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; the command before them may contain anything."""
+    return read_text(proc / str(pid) / "stat").rpartition(")")[2].split()
 
 
 def count_threads() -> int:
@@ -74,12 +97,12 @@ def count_threads() -> int:
 def is_cleaner(pid: int, proc: Path = PROC) -> bool:
     """Return whether a process removes the names that dead processes leave in /dev/shm."""
     command = read_text(proc / str(pid) / "cmdline")
-    return any(cleaner in command for cleaner in ("torch_shm_manager", "multiprocessing.resource_tracker"))
+    return any(cleaner in command for cleaner in ("torch_shm_manager", "resource_tracker import main"))  # also loky's
 
 
 def is_exiting(pid: int, proc: Path = PROC) -> bool:
     """Return whether the kernel is ending a process, which may still free memory and release devices."""
-    fields = read_text(proc / str(pid) / "stat").rpartition(")")[2].split()
+    fields = _read_stat(pid, proc)
     return len(fields) > 6 and bool(int(fields[6]) & PF_EXITING)
 
 
@@ -136,7 +159,8 @@ def list_used_segments(pid: int | str = "self", proc: Path = PROC) -> set[str]:
     lines = (line for line in read_text(proc / str(pid) / "maps").splitlines() if "/torch_" in line)
     paths = [line.split(maxsplit=5)[5] for line in lines]
     paths += map(_read_link, list_folder(proc / str(pid) / "fd"))
-    return {Path(path.removesuffix(" (deleted)")).name for path in paths if "/torch_" in path}
+    found = (_SEGMENT.fullmatch(path.removesuffix(" (deleted)")) for path in paths)
+    return {one[1] for one in found if one}
 
 
 def _read_link(path: Path) -> str:
@@ -156,11 +180,21 @@ def list_empty_segments(pids: Collection[int], shm: Path = SHM) -> set[str]:
     return found
 
 
-def remove_segments(names: Iterable[str], kept: Collection[str] = (), shm: Path = SHM) -> None:
+def remove_segments(names: Iterable[str], shm: Path = SHM) -> None:
     """Remove names in /dev/shm."""
-    for name in set(names).difference(kept):
+    for name in names:
         with suppress(OSError):
             (shm / name).unlink()
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder, also if folders in it are read-only; what cannot be removed stays."""
+    for parent, folders, _ in os.walk(path):
+        for folder in (Path(parent, name) for name in folders):
+            with suppress(OSError):
+                if not folder.is_symlink():
+                    folder.chmod(0o700)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def measure_segments(pids: Iterable[int], names: Iterable[str], proc: Path = PROC, shm: Path = SHM) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from autotune.runner.hangs import (
     read_stacks,
     write_stack,
 )
-from autotune.system.procfs import STACKS_FILE
+from autotune.system.procfs import STACKS_FILE, TRIAL_VARIABLE
 from tests.faults.stage import await_condition
 
 WRITTEN = """\
@@ -69,7 +69,7 @@ def test_a_stack_is_written_with_its_source_if_it_can_be_read(tmp_path: Path) ->
 @contextmanager
 def start(code: str, folder: Path, lines: int) -> Iterator[subprocess.Popen[str]]:
     """Start Python code in a session of its own, wait until it has written so many lines, and end all of it."""
-    command, environment = [sys.executable, "-c", code], {**os.environ, "TMPDIR": str(folder)}
+    command, environment = [sys.executable, "-c", code], {**os.environ, TRIAL_VARIABLE: str(folder)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     assert process.stdout is not None
     with process:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import psutil
 import pytest
 
 from autotune.config import ProcessSettings
+from autotune.protocol.budgets import Budgets
 from autotune.protocol.messages import NewProcess
+from autotune.runner.resources import ResourceMonitor, ResourceUsage
 from autotune.runner.runner import TrialProcess, TrialRunner, describe_survivors
 from tests.conftest import list_trial_processes
 from tests.faults.stage import await_condition
@@ -38,11 +41,14 @@ def test_a_whole_epoch_delivers_what_the_sampler_promised(honest: TrialRunner, w
         assert (trace.batches, trace.requested_batches, trace.samples) == (8, 8, 64)
 
 
-def test_the_seconds_of_a_trial_begin_when_workers_are_there_that_take_longer_to_start() -> None:
-    spawned = make_request(workers=1).model_copy(update={"seconds": 0.3})
-    config = spawned.config.model_copy(update={"process": ProcessSettings(multiprocessing_context="spawn")})
-    with open_runner("make_honest", dataset_args={"samples": 1_000_000}) as runner:
-        result = runner.run(spawned.model_copy(update={"config": config}))
+@pytest.mark.parametrize(("factory", "method"), [("make_honest", "spawn"), ("make_slow_at_first_use", "fork")])
+def test_the_seconds_of_a_trial_begin_when_workers_are_there_that_take_longer_to_start(
+    factory: str, method: Any
+) -> None:
+    request = make_request(workers=1).model_copy(update={"seconds": 0.3})
+    config = request.config.model_copy(update={"process": ProcessSettings(multiprocessing_context=method)})
+    with open_runner(factory, dataset_args={"samples": 1_000_000}) as runner:
+        result = runner.run(request.model_copy(update={"config": config}))
     assert result.measurement is not None, result.message
     assert result.measurement.epochs[0].batches > 8  # not those alone that were there when the first one was
 
@@ -106,6 +112,8 @@ def test_a_dataset_may_return_batches_print_anything_and_leave_processes(factory
         ("make_hangs_in_workers", 2, "stalled", "worker 1 of 2 hangs"),
         ("make_unpicklable", 1, "workload_failed", "cannot pickle 'generator' object"),
         ("make_ends_early", 2, "workload_failed", "StopIteration"),
+        ("make_unprintable", 0, "workload_failed", r"ValueError: caf\udce9.jpg: a name that is not UTF-8"),
+        ("make_unprintable", 1, "workload_failed", r"ValueError: caf\udce9.jpg: a name that is not UTF-8"),
     ],
 )
 def test_a_failure_is_reported_by_its_kind_and_cause(factory: str, workers: int, kind: str, words: str) -> None:
@@ -135,6 +143,21 @@ def test_a_trial_that_must_end_is_stopped_before_its_output_is_read(monkeypatch:
 
     monkeypatch.setattr(TrialProcess, "read_output", read_output)
     assert run_one("make_hangs_in_workers", 2, stall_seconds=1.0).details.startswith("stopped")
+
+
+def test_a_trial_goes_on_after_dltune_was_stopped_for_longer_than_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, stops = ResourceMonitor.read, [3.0]
+
+    def read_after_stop(monitor: ResourceMonitor, budgets: Budgets, *, exact: bool = False) -> ResourceUsage:
+        time.sleep(stops.pop() if stops else 0.0)
+        return read(monitor, budgets, exact=exact)
+
+    monkeypatch.setattr("autotune.runner.runner.MAX_TICK_SECONDS", 2.0)
+    with open_runner("make_honest", stall_seconds=2.0) as runner:
+        runner.run(make_request(workers=0, seconds=0.1))
+        monkeypatch.setattr(ResourceMonitor, "read", read_after_stop)
+        result = runner.run(make_request(workers=0, seconds=0.1))
+    assert (result.status, stops) == ("completed", [])
 
 
 def test_a_trial_over_its_memory_budget_is_ended_with_the_numbers() -> None:

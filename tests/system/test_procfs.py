@@ -5,19 +5,23 @@ from __future__ import annotations
 import mmap
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from autotune.system.procfs import (
+    is_cleaner,
     is_exiting,
     list_empty_segments,
     list_names,
+    list_tree,
     list_used_segments,
     measure_pss,
     measure_segments,
     memory_upper_bound,
     read_smaps,
+    remove_folder,
     remove_segments,
 )
 from tests.builders import write_files
@@ -60,19 +64,56 @@ def make_segment(folder: Path, name: str, pages: int = 1) -> Path:
 def test_only_the_given_names_are_removed(tmp_path: Path) -> None:
     for name in ("torch_12_1_0", "torch_12_1_1", "torch_123_1_0"):
         make_segment(tmp_path, name)
-    remove_segments(["torch_12_1_0", "torch_12_1_1", "torch_7_1_0"], kept={"torch_12_1_1"}, shm=tmp_path)
+    remove_segments(["torch_12_1_0", "torch_7_1_0"], shm=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"torch_12_1_1", "torch_123_1_0"}
 
 
 def test_a_segment_is_in_use_as_long_as_it_is_open_or_mapped(tmp_path: Path) -> None:
-    path = make_segment(tmp_path, "torch_12_1_0")
+    path = make_segment(Path("/dev/shm"), f"torch_{os.getpid()}_1_0")
     with path.open("rb") as file:
         assert path.name in list_used_segments()
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    path.unlink()
     with mapped:
         assert path.name in list_used_segments()
     assert path.name not in list_used_segments()
     assert list_used_segments(7, tmp_path) == set()
+
+
+def test_files_of_the_user_are_no_segments(tmp_path: Path) -> None:
+    folder = tmp_path / "torch_datasets"
+    folder.mkdir()
+    with (
+        make_segment(folder, "torch_1_2_3").open("rb") as file,
+        tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="torch_train") as copied,
+    ):
+        assert not list_used_segments() & {Path(file.name).name, Path(copied.name).name}
+
+
+def test_without_files_of_children_descendants_are_found_by_their_parents(tmp_path: Path) -> None:
+    parents = {7: 1, 8: 7, 9: 8, 10: 1}
+    write_files(tmp_path, {f"{pid}/stat": f"{pid} (a ) b) S {parent} 7 7 0" for pid, parent in parents.items()})
+    assert list_tree(7, tmp_path) == [7, 8, 9]
+    write_files(tmp_path, {"7/task/7/children": "10 "})
+    assert list_tree(7, tmp_path) == [7, 10]
+
+
+def test_a_folder_is_removed_with_read_only_folders_but_not_what_links_lead_to(tmp_path: Path) -> None:
+    outside, trial = tmp_path / "outside", tmp_path / "trial"
+    write_files(tmp_path, {"outside/file": "", "trial/a/b/file": ""})
+    (trial / "link").symlink_to(outside)
+    for folder in (outside, trial / "a" / "b", trial / "a"):
+        folder.chmod(0o500)
+    remove_folder(trial)
+    assert not trial.exists()
+    assert outside.stat().st_mode & 0o777 == 0o500
+
+
+@pytest.mark.parametrize("package", ["multiprocessing", "joblib.externals.loky.backend"])
+def test_resource_trackers_clean_up(package: str, tmp_path: Path) -> None:
+    write_files(tmp_path, {"7/cmdline": f"python\0-c\0from {package}.resource_tracker import main; main(5)\0"})
+    assert is_cleaner(7, tmp_path)
+    assert not is_cleaner(8, tmp_path)
 
 
 def test_names_without_content_remain_of_a_full_shm(tmp_path: Path) -> None:
