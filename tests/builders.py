@@ -112,7 +112,7 @@ def make_limits(**changes: Any) -> Budgets:
 
 
 def make_request(**changes: Any) -> TuningRequest:
-    return TuningRequest(workload=WorkloadRequest(dataset="pkg.data:make_dataset"), **changes)
+    return TuningRequest(**{"workload": WorkloadRequest(dataset="pkg.data:make_dataset")} | changes)
 
 
 def make_multi_process_request(processes: int, **changes: Any) -> TuningRequest:

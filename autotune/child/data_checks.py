@@ -171,7 +171,7 @@ def _build_watched_loader(workload: LoadedWorkload, digests: Mapping[int, str], 
         pairs = (indices[start : start + BATCH] for start in range(0, len(indices), BATCH))
         more = (others[start : start + MEMORY_BATCH] for start in range(0, len(others), MEMORY_BATCH))
         dataset = HashedDataset(parts.dataset, digests)
-        changes |= {"dataset": dataset, "collate_fn": list, "batch_sampler": chain(pairs, more)}
+        changes |= {"dataset": dataset, "collate_fn": list, "sampler": None, "batch_sampler": chain(pairs, more)}
     elif workload.kind == "iterable":
         collate = parts.collate_fn or (default_collate if parts.batched else default_convert)
         changes["collate_fn"] = partial(record_batch, collate)

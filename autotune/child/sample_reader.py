@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler, SequentialSampler
 
 from autotune.child.device import single_thread
 from autotune.child.errors import FETCH_FILE
@@ -33,6 +33,7 @@ MAX_SECONDS: Final = 1.0
 BATCH: Final = 2  # samples
 MAX_COMPARED: Final = 64  # samples
 MIN_COMPARED: Final = 8
+SAMPLERS: Final = (type(None), RandomSampler, SequentialSampler, DistributedSampler)  # indices from 0 to the length
 READINGS: Final = 3  # of each sample, which must agree
 MAX_CACHED_SHARE: Final = 0.8  # of memory that the files of an epoch may fill, to be cached in the next epoch
 MAX_STORAGE_SHARE: Final = 0.5  # of the bytes; with more, trials read from the storage as training does
@@ -94,7 +95,7 @@ class SampleReader:
     def read(self) -> None:
         """Read an epoch of an iterable dataset, or samples all over a map-style one that workers are to read again."""
         workload, parts = self._workload, self._workload.parts
-        has_indices = workload.kind == "map" and parts.sampler is None and parts.batch_sampler is None
+        has_indices = workload.kind == "map" and type(parts.sampler) in SAMPLERS and parts.batch_sampler is None
         try:
             with single_thread():
                 if workload.kind == "iterable" and not workload.batches_are_external:

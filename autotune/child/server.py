@@ -135,8 +135,10 @@ class TrialServer:
         return profile_workload(self._workload, self._step, self._device, command, self._show)
 
     def _run_trial(self, request: messages.TrialRequest) -> messages.TrialReport:
+        from autotune.child.device import limit_memory
         from autotune.child.trial import TrialRun, warm_up_step
 
+        limit_memory(self._device, request.gpu_bytes)  # before the step warms up
         self._trial, self._in_step = None, False
         self._stage = "trial"
         settings = request.config.dataloader

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.child.device import StepTimer, limit_memory, make_step_timer, read_peak, reset_peak, synchronize
+from autotune.child.device import StepTimer, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.distributed import RankSync
 from autotune.child.errors import annotate_dead_workers
 from autotune.child.loader import (
@@ -148,7 +148,6 @@ class TrialRun:
 
     def run(self) -> Measurement:
         """Measure until the stopping rule ends the trial; workers live until this object is dropped."""
-        limit_memory(self._device, self._stopping.request.gpu_bytes)
         reset_peak(self._device)
         gc.collect()  # else a full collection may come due in every worker, and copy what it touches
         self._ranks.start()

@@ -132,8 +132,8 @@ def _measure_wait(traces: Sequence[EpochTrace], config: LoaderConfig, steady: St
     waits = [wait for trace in traces for wait in trace.batch_waits[max(1, config.dataloader.num_workers) :]]
     if waits:
         return min(steady.batch_seconds, statistics.fmean(waits))
-    seconds = sum(trace.end_seconds for trace in traces)
-    return steady.batch_seconds * min(1.0, sum(trace.wait_seconds for trace in traces) / max(MIN_BATCH_SECONDS, seconds))
+    seconds = max(MIN_BATCH_SECONDS, sum(trace.end_seconds for trace in traces))
+    return steady.batch_seconds * min(1.0, sum(trace.wait_seconds for trace in traces) / seconds)
 
 
 def _half_width(times: tuple[float, ...], workers: int) -> float | None:

@@ -27,7 +27,7 @@ def _fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     if slope * mean_size <= mean_value:
         return mean_value - slope * mean_size, slope
     squares = math.fsum(weight * size**2 for size, _, weight in weighted)
-    return 0.0, math.fsum(weight * size * value for size, value, weight in weighted) / max(1e-9, squares)
+    return 0.0, math.fsum(weight * size * value for size, value, weight in weighted) / squares
 
 
 class LinearCost(FrozenModel):

@@ -142,7 +142,7 @@ def _restrict(name: str, choices: tuple[Any, ...], values: Values) -> tuple[Any,
         wanted = {choice for choice in choices if low <= choice <= high}
         if name != "batch_size":
             wanted |= set(range(low, high + 1)) if high - low <= DENSE_RANGE_WIDTH else {low, high}
-    if True in wanted and choices == (False,):
+    if setting.choices == (False, True) and True in wanted and choices == (False,):  # 0 and 1 equal them
         raise UsageError(f"{name}=true has no effect on this device or these samples; leave it out.")
     if not wanted:
         raise UsageError(f"--search {name} leaves none of the possible values {', '.join(map(str, choices))}.")

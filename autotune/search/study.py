@@ -91,15 +91,17 @@ def open_storage(storage: str | None) -> BaseStorage:
 
 def open_study(plan: Plan) -> optuna.Study:
     """Open the study of the request; raise StudyError if it cannot be opened or is for another workload or machine."""
-    request = plan.request
-    about: dict[str, Any] = {"dataset": request.workload.dataset, "step": request.workload.describe_step()}
-    about |= {"split": request.workload.split, "machine": plan.hardware.machine_class, "epochs": request.epochs}
+    request, workload = plan.request, plan.request.workload
+    about: dict[str, Any] = {"dataset": workload.dataset, "step": workload.describe_step(), "split": workload.split}
+    about |= {"arguments": workload.dataset_args, "processes": workload.nproc_per_node, "device": workload.device}
+    about |= {"start method": workload.start_method or "default"}
+    about |= {"machine": plan.hardware.machine_class, "epochs": request.epochs}
     with explain_errors(request, "opened"):
         opened: dict[str, Any] = {"storage": open_storage(request.storage), "load_if_exists": not request.fresh}
         study = optuna.create_study(study_name=request.study_name, direction="maximize", **opened)
         for name, value in about.items():
             if (stored := study.user_attrs.get(name, value)) != value:
-                difference = f"is for another {name}: {stored}, not {value}"
+                difference = f"has {name} {stored}, not {value}"
                 raise StudyError(f"Study {study.study_name} {difference}. Give another --study-name.")
             study.set_user_attr(name, value)
         study.set_metric_names([METRIC])

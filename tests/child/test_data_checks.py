@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, SequentialSampler, get_worker_info
 
 from autotune.child.data_checks import check_workers, describe_growth, read_copied_bytes, watch_worker
 from autotune.child.sample_reader import SampleReader
@@ -63,8 +63,10 @@ def test_workers_that_return_the_same_samples_cause_no_note(make: Any) -> None:
     assert (found.differing_samples, found.notes) == (0, ())
 
 
-def test_samples_that_depend_on_the_process_that_reads_are_reported() -> None:
-    found = check(Samples(lambda index: index + (get_worker_info() is not None and index % 2)))
+@pytest.mark.parametrize("sampler", [None, SequentialSampler(range(SAMPLES)), RandomSampler(range(SAMPLES))])
+def test_samples_that_depend_on_the_process_that_reads_are_reported(sampler: Any) -> None:
+    """A sampler of these types is that of a factory that returns a DataLoader."""
+    found = check(Samples(lambda index: index + (get_worker_info() is not None and index % 2)), sampler=sampler)
     assert found.differing_samples == SAMPLES / 2
     assert "16 of the compared samples differ (index 1, 3, 5, ...)" in found.notes[0]
 

@@ -248,6 +248,12 @@ def test_the_usual_size_counts_as_much_as_the_smallest_which_was_disturbed() -> 
     assert found.at(32) == pytest.approx(0.32, rel=0.2)
 
 
+def test_device_memory_that_grows_faster_than_the_batch_is_fitted_by_its_samples() -> None:
+    fitted = LinearBytes.fit([(8, 0.55e9), (32, 2.4e9), (64, 5.2e9)])
+    assert fitted.fixed_bytes < 0.6e9
+    assert fitted.at(32) < 3e9
+
+
 @given(found=st.tuples(*(st.integers(0, 2**36) for _ in range(3))))
 def test_device_memory_is_never_fitted_below_what_was_seen(found: tuple[int, ...]) -> None:
     points = list(zip((512, 32, 8), found, strict=True))

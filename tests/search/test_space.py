@@ -208,7 +208,10 @@ def test_the_workload_limits_the_workers_and_a_note_tells_why(
 
 @pytest.mark.parametrize("workload", [WAITING, make_workload(sample_bytes=0, batch_tensors=0)])
 def test_without_a_writable_shm_no_worker_is_tried(workload: WorkloadProfile) -> None:
-    assert plan(workload=workload, machine=make_machine(shm_writable=False)).choices["num_workers"] == (0,)
+    machine = make_machine(shm_writable=False)
+    assert plan(workload=workload, machine=machine).choices["num_workers"] == (0,)
+    fixed = make_request(fixed={"num_workers": 1})  # its trials will say why it fails
+    assert plan(fixed, workload, machine).choices["num_workers"] == (1,)
 
 
 def test_without_workers_the_settings_of_workers_are_not_searched() -> None:

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from autotune.config import LoaderConfig
 from autotune.errors import StudyError, UsageError
-from autotune.request import TuningRequest
+from autotune.request import TuningRequest, WorkloadRequest
 from autotune.search.loop import Search, SearchOutcome
 from autotune.search.plan import Plan, make_plan
 from autotune.search.study import (
@@ -30,6 +30,7 @@ from tests.builders import make_limits, make_machine, make_request, make_result
 from tests.search.formulas import Formula, ResumeListener, io_bound_workload, saturating
 
 URL = "sqlite:///studies.db"
+OTHER = WorkloadRequest(dataset="pkg.data:make_dataset", dataset_args={"size": 512})
 pytestmark = [
     pytest.mark.usefixtures("workdir"),
     pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
@@ -58,6 +59,10 @@ def test_a_study_has_parameters_values_constraints_and_readable_attributes() -> 
         "dataset": "pkg.data:make_dataset",
         "split": None,
         "step": "built-in",
+        "arguments": {},
+        "processes": 1,
+        "device": "auto",
+        "start method": "default",
         "machine": "cpu-2c-16g",
         "epochs": 10,
     }
@@ -99,7 +104,8 @@ def test_a_record_is_the_same_after_it_was_stored() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"epochs": 20}, r"Study mine is for another epochs: 10, not 20\. Give another --study-name"),
+        ({"epochs": 20}, r"Study mine has epochs 10, not 20\. Give another --study-name"),
+        ({"workload": OTHER}, r"Study mine has arguments {}, not {'size': 512}\. Give another"),
         ({"fresh": True}, "'mine' already exists"),
     ],
 )
