@@ -22,6 +22,7 @@ from autotune.child.loader import (
     build_plain_loader,
     count_epoch_batches,
     count_epoch_samples,
+    is_forking,
 )
 from autotune.child.sample_counts import check_batches, count_samples
 from autotune.child.step import Step
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
 WARM_UP_STEPS: Final = 3
+MAX_FIRST_ROUND_SECONDS: Final = 15.0  # of forked workers; above it, batches rather than starts take so long
 DEVICE_WARM_UP_STEPS: Final = 4  # libraries load, kernels are chosen, compiled code records its graphs
 
 
@@ -129,7 +131,8 @@ class TrialRun:
         self._loader = build_loader(workload, request.config)
         self._is_map = workload.kind == "map" and self._loader.delivers_as_sampled  # then the sampler counts
         self._workers = request.config.dataloader.num_workers
-        self._started: float | None = None
+        self._began = 0.0
+        self._started: float | None = None  # where its seconds begin
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None
         self._stopping = StoppingRule(request, count_epoch_batches(self._loader))
         self._copier = DeviceCopier(device) if request.config.process.device_prefetch else None
@@ -151,8 +154,7 @@ class TrialRun:
         reset_peak(self._device)
         gc.collect()  # else a full collection may come due in every worker, and copy what it touches
         self._ranks.start()
-        if not self._workers:
-            self._started = time.perf_counter()
+        self._began = time.perf_counter()
         plan: int | str = UNLIMITED_BATCHES
         while isinstance(plan, int):
             try:
@@ -188,9 +190,14 @@ class TrialRun:
 
         A start may take longer than the trial: imports, an index that is read, a connection. It counts in the epoch.
         """
-        if self._started is None and (self._traces or self._batches >= self._workers):
-            self._started = time.perf_counter()
-        return 0.0 if self._started is None else time.perf_counter() - self._started
+        now = time.perf_counter()
+        if self._started is None:
+            are_forked = is_forking(self._stopping.request.config.process.multiprocessing_context)
+            if not self._workers or (are_forked and now - self._began > MAX_FIRST_ROUND_SECONDS):
+                self._started = self._began
+            elif self._traces or self._batches >= self._workers:
+                self._started = now
+        return 0.0 if self._started is None else now - self._started
 
     def _run_epoch(self, max_batches: int) -> EpochTrace:
         number = self._ranks.start_epoch()

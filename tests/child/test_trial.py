@@ -47,6 +47,17 @@ class DrawsAnEpoch(IterableDataset[torch.Tensor]):
         return (torch.tensor([draws.random()]) for _ in range(40))
 
 
+class WaitingSamples(Dataset[torch.Tensor]):
+    """Takes longer for a sample than most trials for a batch."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.1)
+        return torch.zeros(1)
+
+
 class Count(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         return (torch.zeros(1) for _ in range(35))
@@ -188,3 +199,11 @@ def test_a_trial_begins_with_no_full_garbage_collection_due() -> None:
 def test_what_another_library_calls_workers_is_no_process_of_torch(workers: object) -> None:
     iterator: Any = SimpleNamespace(_workers=workers)
     assert list_workers(iterator) == []
+
+
+def test_a_first_round_of_many_seconds_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.child.trial.MAX_FIRST_ROUND_SECONDS", 0.1)
+    slow = Workload(dataset=WaitingSamples())
+    assert measure(slow, 2, batch_size=4, epochs=1, seconds=0.1).epochs[0].batches == 2
+    monkeypatch.undo()
+    assert measure(slow, 2, batch_size=4, epochs=1, seconds=0.1).epochs[0].batches == 4
