@@ -104,8 +104,11 @@ def check(
     chosen = select_profile(file, profile, machine)
     age = compare_age(chosen.created_at, datetime.now(UTC), max_age_seconds)
     if not quick and (chosen.is_from_training or not with_workload):
-        here = describe_here(chosen, machine)
-        return _conclude(chosen, [*compare((chosen.hardware, here), (chosen.software, read_software())), *age])
+        here, software = describe_here(chosen, machine), read_software()
+        if chosen.is_from_training:  # the training may have set both, and this process has not
+            here = here.model_copy(update={"nofile_limit": chosen.hardware.nofile_limit})
+            software = software.model_copy(update={"start_method": chosen.software.start_method})
+        return _conclude(chosen, [*compare((chosen.hardware, here), (chosen.software, software)), *age])
     warn_if_others_can_write(file)
     request = rebuild_request(chosen, str(file))
     request.workload.check_import_strings()

@@ -128,6 +128,8 @@ class TuningRequest(FrozenModel):
         listed = {name: values for name, values in self.search.items() if not isinstance(values, ValueRange)}
         for name, values in ({name: (value,) for name, value in self.fixed.items()} | listed).items():
             for value in values:
+                if value is None and None not in SETTINGS[name].choices:
+                    raise ValueError(f"{name}=null is not possible: give it a value")
                 try:
                     SETTINGS[name].check(value)
                 except ValidationError as error:

@@ -169,6 +169,16 @@ def test_what_requires_retuning_is_a_reason_and_the_rest_is_information(tmp_path
     assert check_machine(tmp_path, profile, max_age_seconds=86400.0) == (False, ["CPUs", "start", "age"], ["torch"])
 
 
+def test_what_a_training_has_set_itself_is_no_reason(tmp_path: Path) -> None:
+    here = make_here()
+    hardware = here.hardware.model_copy(update={"nofile_limit": 65_536})
+    software = here.software.model_copy(update={"start_method": "spawn"})
+    changed = here.model_copy(update={"hardware": hardware, "software": software})
+    assert check_machine(tmp_path, changed) == (False, ["open", "start"], [])
+    trained = changed.model_copy(update={"search": here.search.model_copy(update={"sampler": "training"})})
+    assert check_machine(tmp_path, trained) == (True, [], [])
+
+
 def test_without_torch_nothing_can_be_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.system.software.read_torch", lambda: None)
     with pytest.raises(UsageError, match="torch is not installed"):

@@ -186,6 +186,13 @@ def test_of_several_loaders_the_one_that_was_tuned_gets_the_settings() -> None:
     assert (in_order[0].num_workers, in_order[1].num_workers) == (0, 2)
 
 
+def test_of_a_combined_loader_the_one_that_was_tuned_gets_the_settings() -> None:
+    combined = pytest.importorskip("tests.data_modules").make_combined()
+    found = make_tuned(split="right").apply_to(make_module(combined)).train_dataloader()
+    check_settings(found.iterables["right"], TUNED)
+    assert found.iterables["left"].num_workers == 0
+
+
 def test_several_loaders_of_which_none_was_tuned_are_rejected() -> None:
     module = make_tuned(split="train").apply_to(make_module({"left": DataLoader(make_numbers())}))
     with pytest.raises(UsageError, match="dict is not a DataLoader and contains none named train"):
@@ -263,6 +270,10 @@ def test_batch_samplers_single_samples_and_batch_sizes_that_were_not_tuned_are_u
     ready = DataLoader(make_numbers(), batch_size=16)
     assert make_tuned(make_config(2, batch_size=None)).apply_to(ready).batch_size == 16
     assert make_tuned(loader_decides=("batch_size",)).apply_to(ready).batch_size == 16
+    ready = DataLoader(make_numbers(), num_workers=1, prefetch_factor=7, persistent_workers=True, pin_memory=True)
+    decided = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+    kept = make_tuned(loader_decides=decided).apply_to(ready)
+    assert [getattr(kept, name) for name in decided] == [1, 7, True, True]
 
 
 def test_arguments_that_need_workers_are_dropped_if_no_workers_were_tuned() -> None:

@@ -57,6 +57,7 @@ def identify(loader: DataLoader[Any], processes: int) -> WorkloadIdentity:
         samples=length,
         sample_bytes=0,
         step="training run",
+        gives_loader=True,
         nproc_per_node=processes,
     )
 

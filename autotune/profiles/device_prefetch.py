@@ -6,27 +6,31 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from enum import Enum
 from functools import partial
 from typing import Any
 
 import torch
 
 
-def find_tensors(batch: Any) -> Iterator[torch.Tensor]:
+def find_tensors(batch: Any, _around: frozenset[int] = frozenset()) -> Iterator[torch.Tensor]:
     """Yield every tensor in a batch, in a stable order."""
     parts: Iterable[Any] = ()
     if isinstance(batch, torch.Tensor):
         yield batch
+    elif isinstance(batch, str | bytes | type | Enum) or id(batch) in _around:  # an object may contain itself
+        return
     elif isinstance(batch, Mapping):
         parts = list(batch.values())
-    elif isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
+    elif isinstance(batch, Sequence):
         parts = batch
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         parts = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
     elif type(batch).__module__ != "builtins" and hasattr(batch, "__dict__"):  # a custom type
         parts = list(vars(batch).values())
+    around = _around | {id(batch)}
     for part in parts:
-        yield from find_tensors(part)
+        yield from find_tensors(part, around)
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:

@@ -28,7 +28,7 @@ from autotune.system.machine import (
     describe_local_hardware,
     read_machine,
 )
-from autotune.system.software import read_local_world_size, read_start_method_in_force
+from autotune.system.software import read_local_world_size, read_start_method_in_force, read_torch
 from autotune.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -117,7 +117,9 @@ def select_profile(
         for one in profiles
     ]
     named = [one for one, known in zip(profiles, names, strict=True) if name in known]
-    if name is None:
+    if name is not None:  # a label or title rather than a dataset that several workloads have
+        named = [one for one in named if name == (one.label or one.workload.title)] or named
+    else:
         named = [one for one in profiles if not one.is_from_training] or named
     titles = _list_titles(named or profiles)
     if not named:
@@ -138,9 +140,14 @@ def select_profile(
 
 
 def describe_here(profile: TunedProfile, machine: MachineProfile) -> Hardware:
-    """Return the hardware of this machine, to compare with that of a profile: without GPUs if it was tuned for CPUs."""
+    """Return the hardware of this machine, to compare with that of a profile.
+
+    It has no GPU if the profile was tuned for CPUs, or without a GPU and torch has no CUDA here.
+    """
     workload = profile.request.get("workload")  # of any type: a hand-written request is validated before it is repeated
     is_for_cpu = isinstance(workload, dict) and workload.get("device") == "cpu"
+    if profile.hardware.gpu is None and (torch := read_torch()) is not None:
+        is_for_cpu |= torch.cuda is None
     return describe_local_hardware(machine, profile.hardware, gpus=() if is_for_cpu else None)
 
 

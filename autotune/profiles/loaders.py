@@ -67,9 +67,9 @@ def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any]) -> dict[str,
             f"{cls.__module__}.{cls.__qualname__} has its own constructor, so dltune cannot rebuild it with other "
             f"settings. Use make_loader({cls.__name__}, ...) with its other arguments."
         )
-    names = ["dataset", "collate_fn", "generator"]
+    names = ["dataset", "collate_fn", "generator", "num_workers", "pin_memory"]
     if settings.get("num_workers", loader.num_workers):
-        names += ["worker_init_fn", "timeout", "multiprocessing_context"]
+        names += ["worker_init_fn", "timeout", "multiprocessing_context", *WITHOUT_WORKERS]
     if loader.batch_size is None and loader.batch_sampler is not None:
         names += ["batch_sampler"]
     else:
@@ -84,12 +84,16 @@ def replace_loader(made: Any, split: str | None, rebuild: Callable[[DataLoader[A
 
     if isinstance(made, DataLoader):
         return rebuild(made)
-    several = made if isinstance(made, Mapping) else dict(enumerate(made)) if isinstance(made, list | tuple) else {}
+    parts = getattr(made, "iterables", made)  # of Lightning's CombinedLoader
+    several = parts if isinstance(parts, Mapping) else dict(enumerate(parts)) if isinstance(parts, list | tuple) else {}
     chosen = [name for name, loader in several.items() if str(name) == split and isinstance(loader, DataLoader)]
     if not chosen:
         missing = "" if split is None else f" and contains none named {split}"
         raise UsageError(f"{type(made).__qualname__} is not a DataLoader{missing}. Pass the loader that was tuned.")
     rebuilt = {**several, chosen[0]: rebuild(several[chosen[0]])}
+    if parts is not made:
+        made.flattened = list(rebuilt.values())
+        return made
     return rebuilt if isinstance(made, Mapping) else list(rebuilt.values())
 
 

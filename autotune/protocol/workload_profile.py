@@ -151,6 +151,7 @@ def identify(request: WorkloadRequest, found: WorkloadProfile) -> WorkloadIdenti
         sample_bytes_error=found.sample_bytes_error,
         step=request.describe_step(),
         kind=found.kind,
+        gives_loader=found.baseline is not None and found.loader_class is None,
         loader_class=found.loader_class,
         loader_decides=found.loader_decides,
         nproc_per_node=request.nproc_per_node,

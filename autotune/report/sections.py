@@ -185,7 +185,9 @@ def plain_code(profile: TunedProfile) -> str:
     """Write the loader in plain PyTorch, with the lines that other settings need."""
     config, workload = profile.config, profile.workload
     kwargs = workload.accepted(config.loader_kwargs())
-    if workload.loader_class is None:  # a loader of the user's own may have other defaults than PyTorch's
+    if (
+        workload.loader_class is None and not workload.gives_loader
+    ):  # a loader of the user's own may have other defaults than PyTorch's
         off = {name for name, setting in SETTINGS.items() if not setting.is_range}
         kwargs = {name: v for name, v in kwargs.items() if name not in off or v != SETTINGS[name].default}
     changed = ((setting, setting.read(config)) for setting in SETTINGS.values())
@@ -198,12 +200,14 @@ def load_code(profile: TunedProfile, file: str, name: str | None = None) -> str:
     """Write the code that loads the recommended settings from a file; `name` is the profile to load."""
     label = name or profile.label
     tuned = f"autotune.load({json.dumps(file)}{'' if label is None else f', profile={json.dumps(label)}'})"
+    if profile.workload.gives_loader:
+        return f"import autotune\n{_add_copies(profile, f'loader = {tuned}.apply_to(loader)')}"
     return f"import autotune\n{_write_loader(profile, f'{tuned}.make_loader', {})}"
 
 
 def _write_loader(profile: TunedProfile, make_loader: str, settings: dict[str, Any]) -> str:
     """Write the call that makes the loader, and how batches are copied to the device if that is a setting."""
-    workload, process, choice = profile.workload, profile.config.process, ""
+    workload, choice = profile.workload, ""
     maker = (workload.loader_class or "DataLoader").replace(":", ".")
     short = maker.rpartition(".")[2]
     if short != "DataLoader":
@@ -214,6 +218,8 @@ def _write_loader(profile: TunedProfile, make_loader: str, settings: dict[str, A
             choice = f"[{workload.split if workload.split.isdecimal() else repr(workload.split)}]"
     elif workload.loader_class is not None:
         arguments = ["**your_arguments"]
+    elif workload.gives_loader:
+        arguments = ["..."]
     elif profile.dataloader.batch_size is None:
         arguments = ["dataset", "batch_size=None" if workload.kind == "iterable" else "batch_sampler=batch_sampler"]
     else:
@@ -223,7 +229,11 @@ def _write_loader(profile: TunedProfile, make_loader: str, settings: dict[str, A
     size = [word for word in written if word.startswith("batch_size=")]
     arguments = [*arguments[:1], *size, *arguments[1:], *(word for word in written if word not in size)]
     given = [maker, *arguments] if make_loader and workload.loader_class is not None else arguments
-    line = f"loader = {make_loader or maker}({', '.join(given)}){choice}"
+    return _add_copies(profile, f"loader = {make_loader or maker}({', '.join(given)}){choice}")
+
+
+def _add_copies(profile: TunedProfile, line: str) -> str:
+    process = profile.config.process
     if process.device_prefetch:
         return f"{line}\nloader = autotune.device_prefetch(loader, device)"
     is_asynchronous = process.non_blocking and profile.hardware.gpu is not None

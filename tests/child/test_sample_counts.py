@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,8 +27,23 @@ NESTED: dict[str, Any] = {"a": (FOUR, [FOUR, "text"]), "b": Record(FOUR, "x"), "
 BOXES = {"boxes": torch.zeros(56, 4), "images": torch.zeros(7, 3)}
 
 
+class Split(Enum):
+    TRAIN = "train"
+
+
+class Node:
+    """Refers to itself, as nodes of graphs do."""
+
+    def __init__(self) -> None:
+        self.values, self.neighbours = FOUR, [self]
+
+
 def test_the_bytes_of_all_tensors_in_a_batch_are_counted() -> None:
     assert count_bytes(NESTED) == 5 * 4 * 8
+
+
+def test_members_of_enumerations_and_objects_that_contain_themselves_are_read_once() -> None:
+    assert count_bytes({"pixels": FOUR, "split": Split.TRAIN, "kind": Split, "node": Node()}) == 2 * 4 * 8
 
 
 @pytest.mark.parametrize(

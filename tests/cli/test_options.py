@@ -78,6 +78,8 @@ def test_a_value_is_fixed_and_a_list_is_searched(
         (("--step-time", "fast"), "35ms"),
         (("--batch-size", "32,many"), "batch_size='many' is not possible"),
         (("--batch-size", "0"), "batch_size=0 is not possible"),
+        (("--batch-size", "null"), "batch_size=null is not possible"),
+        (("--set", "prefetch_factor=null"), "prefetch_factor=null is not possible"),
         (("--batch-size", "32", "--set", "batch_size=64"), "given twice"),
         (("--set", "in_order"), "KEY=VALUE"),
         (("--set", "colour=red"), "--set colour: Input should be 'batch_size', 'num_workers'"),

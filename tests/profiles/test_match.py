@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from autotune.errors import ProfileError
 from autotune.profiles.load import compare, compare_age, describe_here, scale_down, select_profile
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
+from autotune.system.software import TorchVersion
 from tests.builders import (
     GIB,
     MIB,
@@ -163,6 +164,13 @@ def test_workloads_that_differ_only_in_arguments_or_step_are_listed_by_their_ids
         select(tmp_path)
 
 
+def test_a_title_names_the_profile_that_has_no_label_or_split_besides(tmp_path: Path) -> None:
+    plain, labelled, split = make_for(), make_for(label="big"), make_for(workload={"split": "train"})
+    assert select(tmp_path, labelled, split, plain, name="data:make_dataset") == plain
+    assert select(tmp_path, labelled, split, plain, name="data:make_dataset [train]") == split
+    assert select(tmp_path, labelled, name="data:make_dataset") == labelled
+
+
 def test_profiles_with_one_label_are_one_workload(tmp_path: Path) -> None:
     profiles = [make_for(label="train", workload={"dataset_args": {"root": root}}) for root in ("/a", "/b")]
     assert select(tmp_path, *profiles, name="train").label == "train"
@@ -170,6 +178,7 @@ def test_profiles_with_one_label_are_one_workload(tmp_path: Path) -> None:
 
 def test_a_machine_with_a_gpu_is_the_same_for_a_profile_of_its_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.system.machine.read_gpus", lambda: ("NVIDIA H100",))
+    monkeypatch.setattr("autotune.profiles.load.read_torch", lambda: TorchVersion("2.13.0+cu130", "13.0"))
     machine = make_machine()
     for device, gpu in (("cpu", None), ("auto", "NVIDIA H100")):
         workload = make_request().workload.model_copy(update={"device": device})
@@ -177,6 +186,8 @@ def test_a_machine_with_a_gpu_is_the_same_for_a_profile_of_its_cpus(monkeypatch:
         assert describe_here(make_for(request=request), machine).gpu == gpu
     for unreadable in ({"workload": 0}, {"workload": None}, {}):
         assert describe_here(make_for(request=unreadable), machine).gpu == "NVIDIA H100"
+    monkeypatch.setattr("autotune.profiles.load.read_torch", lambda: TorchVersion("2.13.0+cpu", None))
+    assert describe_here(make_for(), machine).gpu is None
 
 
 # Scaling down

@@ -50,6 +50,15 @@ def test_batches_of_the_users_own_are_an_argument() -> None:
     assert "make_loader(dataset, batch_size=None)" in load_code(make_workload_profile(own, kind="iterable"), "a.json")
 
 
+def test_arguments_of_a_loader_that_the_factory_returned_are_kept() -> None:
+    profile = make_workload_profile(make_config(2, batch_size=4), gives_loader=True, nproc_per_node=2)
+    code = plain_code(profile)
+    assert code.startswith("loader = DataLoader(..., batch_size=4, num_workers=2, ")
+    assert "pin_memory=False" in code  # its own may be another value
+    assert "sampler" not in code
+    assert load_code(profile, "a.json") == 'import autotune\nloader = autotune.load("a.json").apply_to(loader)'
+
+
 def test_several_processes_get_a_distributed_sampler() -> None:
     assert "sampler=DistributedSampler(dataset)" in plain_code(make_workload_profile(nproc_per_node=2))
 
