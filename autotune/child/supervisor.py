@@ -210,10 +210,10 @@ def _run_as_child(trial: dict[str, Any], folder: Path, log: int, connection: int
     from autotune.child.distributed import reseed_rngs
 
     reseed_rngs()
-    serve_trial(connection)
+    serve_trial(connection, is_fork=True)
 
 
-def serve_trial(connection: int) -> NoReturn:
+def serve_trial(connection: int, *, is_fork: bool) -> NoReturn:
     """Serve the tuner behind a descriptor until it closes the connection."""
     os.set_inheritable(connection, False)
     dump_stacks_on_signal()
@@ -221,7 +221,7 @@ def serve_trial(connection: int) -> NoReturn:
     from autotune.child.server import serve_tuner
     from autotune.protocol.messages import Channel
 
-    if not gc.get_freeze_count():
+    if not is_fork:  # the supervisor has frozen its objects
         gc.freeze()  # else each worker's garbage collector touches, and copies, what a training process does not have
     serve_tuner(Channel(socket.socket(fileno=connection)))
     os._exit(0)  # threads and exit handlers of the user's code must not keep a finished process alive
@@ -258,7 +258,7 @@ def main() -> None:
     descriptor, *tuner = sys.argv[1:]
     sys.argv[:] = sys.argv[:1]
     if not tuner:
-        serve_trial(int(descriptor))
+        serve_trial(int(descriptor), is_fork=False)
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # a dataset may signal its parent
     procfs.become_subreaper()

@@ -49,6 +49,7 @@ class Controller:
     ) -> None:
         self.own, self.settings, self.cpus, self._limit = own, start, cpus, limit
         self.known_rate = known_rate
+        self.needs_workers = False  # whether batches cannot be loaded in the training process
         self.windows: dict[WorkerSettings, Window] = {}
         self.costs: BatchCosts | None = None
         self.has_converged = False
@@ -134,7 +135,9 @@ class Controller:
         slower = max((one.workers for one in self.windows if one.workers < workers), default=0)
         if fewer > slower and (are_crowded or are_enough):
             tries.append(WorkerSettings(fewer, prefetch))
-        is_cheap = not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
+        is_cheap = not self.needs_workers and (
+            not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
+        )
         if is_cheap and costs.predict(0, cpus) > WORTHWHILE_GAIN * max(one.rate for one in self.windows.values()):
             tries.append(WorkerSettings(0, self.own.prefetch))
         return tries

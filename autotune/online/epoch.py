@@ -69,7 +69,7 @@ class Epoch:
         self._queue = deque[Slot]()  # those without a group are free: any group may take them
         self.drawn = self.started_workers = self.delivered = 0  # batches, workers, batches
         self.wait_seconds, self.returned_at = 0.0, time.perf_counter()
-        self._started_at = self.returned_at
+        self.started_at = self.returned_at
         self.kept: list[WorkerGroup] = []  # persistent workers after the end
         self.failure = ""  # of added workers
         self._is_too_late = False  # to start workers in this epoch
@@ -120,7 +120,7 @@ class Epoch:
                 return WorkerSettings(_count(before), before[0].settings.prefetch)
         lead = 0
         if most and all(one.settings.workers for one in before) and any(one.pending for one in before):
-            rate = self.delivered / max(1e-9, self.returned_at - self._started_at)
+            rate = self.delivered / max(1e-9, self.returned_at - self.started_at)
             lead = min(MAX_LEAD, math.ceil(self._counters.start_seconds * rate))
         for group in before:
             used = min(group.started, most - _count(kept))
@@ -277,14 +277,14 @@ class Epoch:
     def _start(self, group: WorkerGroup) -> None:
         if not group.settings.workers:
             self._limits.note_positions()
-        with start_quietly(is_own=group.is_own):
-            group.loader = self._make_loader(group)
+        with start_quietly(is_own=group.is_own) as collects_garbage:
+            group.loader = self._make_loader(group, collects_garbage=collects_garbage)
             group.iterator = iter(group.loader)
         self._groups.append(group)
         self.started_workers += group.settings.workers
         self._counters.workers = max(self._counters.workers, self.started_workers)
 
-    def _make_loader(self, group: WorkerGroup) -> DataLoader[Any]:
+    def _make_loader(self, group: WorkerGroup, *, collects_garbage: bool) -> DataLoader[Any]:
         given, (workers, prefetch) = self.loader, group.settings
         sampler: dict[str, Any] = {"batch_sampler": group}
         if given.batch_sampler is None:
@@ -292,7 +292,8 @@ class Epoch:
         others: dict[str, Any] = {}
         if workers:
             group.first_worker = 0 if group.is_own else self.started_workers
-            start = partial(start_worker, given.worker_init_fn, group.first_worker, time.perf_counter())
+            begun = group.first_worker, time.perf_counter()
+            start = partial(start_worker, given.worker_init_fn, collects_garbage, *begun)
             # Persistent, so that the end of the epoch does not wait for the workers to end.
             others = {"prefetch_factor": prefetch, "persistent_workers": True, "worker_init_fn": start}
             timeout = given.timeout if group.is_own else min(given.timeout or POLL_SECONDS, POLL_SECONDS)

@@ -197,20 +197,20 @@ class GroupLoader(DataLoader[Any]):
 
 
 @contextmanager
-def start_quietly(*, is_own: bool) -> Iterator[None]:
-    """Start workers that collect no garbage: one that collects its copy of our iterator would end our workers.
+def start_quietly(*, is_own: bool) -> Iterator[bool]:
+    """Start workers that collect no garbage before `start_worker`: its copy of our iterator would end our workers.
 
     torch does not learn the process ids of added workers. It would raise an error wherever the training is when one of
     them dies, at worst between taking a lock and releasing it. `next` still raises that error.
     """
     signals: Any = signal_handling
-    register, was_frozen = signals._set_worker_pids, gc.get_freeze_count() > 0
-    gc.freeze()
+    register, is_collecting = signals._set_worker_pids, gc.isenabled()
+    gc.disable()
     try:
         if not is_own:
             signals._set_worker_pids = lambda key, _: register(key, ())
-        yield
+        yield is_collecting
     finally:
-        if not was_frozen:
-            gc.unfreeze()
+        if is_collecting:
+            gc.enable()
         signals._set_worker_pids = register

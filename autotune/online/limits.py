@@ -42,7 +42,7 @@ class WorkerLimits:
         self._memory = AvailableMemory()
         self._batch_bytes = self._batch_tensors = self._typical_bytes = 0
         self._worker_bytes = WORKER_BYTES
-        self._positions: dict[str, int] | None = _read_positions()
+        self._positions: dict[tuple[str, str], int] | None = _read_positions()
 
     def measure_batch(self, batch: Any) -> None:
         """Take the size of a batch into account, which workers return through /dev/shm."""
@@ -87,17 +87,19 @@ class WorkerLimits:
         return min(self._most, kept + max(0, most - running))
 
     def note_positions(self) -> None:
-        """Note the positions of open files, before this process loads batches itself."""
-        self._positions = _read_positions()
+        """Note the positions of open files, before this process first loads batches itself."""
+        if self._positions is None:
+            self._positions = _read_positions()
 
     def explain_shared_file(self) -> str:
         """Return why further workers would share the position of a file that loading batches has moved."""
         before, self._positions = self._positions, None  # once: workers open further files themselves
         now = {} if before is None else _read_positions()
-        moved = [name for name, position in now.items() if position != (before or {}).get(name, 0)]
-        if not moved:
-            return ""
-        return f"workers would share the position of {moved[0]}; open it in the first call of __getitem__"
+        for file, position in now.items():
+            if before is not None and position != before.get(file, 0):
+                advice = "open it in the first call of __getitem__" if file in before else "start with num_workers=1"
+                return f"workers would share the position of {file[1]}; {advice}"
+        return ""
 
     def _fit_workers(self, pids: list[int], in_flight: int) -> int:
         """Return the workers whose batches fit in /dev/shm without those of these processes; 2 ms for each process."""
@@ -120,13 +122,13 @@ def share_cpus(usable: float, processes: int) -> float:
     return min(usable, of_launcher / processes) if is_bound else usable / processes
 
 
-def _read_positions() -> dict[str, int]:
-    """Return the positions of the files that this process has open to read only."""
+def _read_positions() -> dict[tuple[str, str], int]:
+    """Return the positions of the files that this process has open to read only, by descriptor and path."""
     found = {}
     for descriptor in list_folder(PROC / "self" / "fd"):
         with suppress(OSError):
             path, info = str(descriptor.readlink()), PROC / "self" / "fdinfo" / descriptor.name
             flags = int(read_field(info, "flags") or "1", 8)
             if Path(path).is_file() and flags & os.O_ACCMODE == os.O_RDONLY and not path.startswith(("/proc", "/sys")):
-                found[path] = int(read_field(info, "pos") or "0")
+                found[descriptor.name, path] = int(read_field(info, "pos") or "0")
     return found

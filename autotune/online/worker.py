@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import time
 from collections.abc import Callable
@@ -74,15 +75,23 @@ def _receive(pickled: bytes) -> Any:
     return pickle.loads(pickled)  # noqa: S301  # by the training process
 
 
-def start_worker(init: Callable[[int], Any] | None, first: int, started: float, worker_id: int) -> None:
+def start_worker(
+    init: Callable[[int], Any] | None, collects_garbage: bool, first: int, started: float, worker_id: int
+) -> None:
     """Give a worker an id that is unique among all groups, then call the user's `worker_init_fn` with it.
+
+    What the worker has inherited is never collected: the end of its copy of an iterator would end other workers.
 
     Args:
         init: The user's function.
+        collects_garbage: Whether the training process does; it does not while it starts workers.
         first: Workers of the groups before.
         started: When the group was started, of `time.perf_counter`.
         worker_id: Its number in its group.
     """
+    gc.freeze()
+    if collects_garbage:
+        gc.enable()
     _Clock.started = started
     info, number = torch_worker.get_worker_info(), first + worker_id
     if first and info is not None:  # the first group has torch's own ids

@@ -103,6 +103,32 @@ def test_a_loader_that_keeps_up_gets_no_worker() -> None:
     assert list(loader.autopilot_state.controller.windows) == [WorkerSettings(0, 2)]
 
 
+def test_a_long_epoch_is_tuned_after_a_look_at_the_first_batch() -> None:
+    loader: Any = autopilot(DataLoader(Waiting(0.004, 100_000), 8), None, quiet=True)
+    next(iter(loader))
+    for position, _ in enumerate(loader):
+        if loader.autopilot_state.controller.windows:
+            break
+        assert position < 500
+
+
+def prepare_worker(worker_id: int) -> None:
+    """Prepare the dataset in a worker."""
+
+
+@pytest.mark.parametrize(("init", "is_tried"), [(prepare_worker, False), (None, True)])
+def test_batches_are_loaded_in_the_training_process_unless_workers_prepare_the_dataset(
+    init: Any, is_tried: bool
+) -> None:
+    samples: Any = torch.arange(1_000_000)
+    loader: Any = autopilot(DataLoader(samples, 8, num_workers=1, worker_init_fn=init), None, quiet=True)
+    for _ in loader:
+        if loader.autopilot_state.controller.has_converged:
+            break
+    tried = {one.workers for one in loader.autopilot_state.controller.windows}
+    assert (0 in tried) == is_tried
+
+
 def test_epochs_shorter_than_a_window_are_tuned_too() -> None:
     loader: Any = autopilot(DataLoader(Waiting(0.004, 320), 8), None, quiet=True)
     for _ in range(60):

@@ -182,11 +182,11 @@ def test_a_fork_that_fails_changes_nothing(code: int, own: int, monkeypatch: pyt
 class OneFile(Dataset[torch.Tensor]):
     """Samples of a file that is opened only once."""
 
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
+    def __init__(self, file: FileIO, length: int = 2**20) -> None:
+        self._file, self._length = file, length
 
     def __len__(self) -> int:
-        return 2**20
+        return self._length
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(0.001)
@@ -208,6 +208,20 @@ def test_no_worker_is_added_that_would_share_the_position_of_an_open_file(
                 break
     assert state.controller.settings == own_settings(loader)
     assert f"share the position of {tmp_path}/samples; open it in the first call" in capsys.readouterr().err
+
+
+def test_no_worker_is_added_between_short_epochs_that_would_share_the_position_of_an_open_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "samples").write_bytes(bytes(range(256)))
+    with (tmp_path / "samples").open("rb", buffering=0) as file, (tmp_path / "samples").open("rb"):
+        loader: Any = autopilot(DataLoader(OneFile(file, 256), 8), None)
+        for _ in range(20):
+            assert torch.cat(list(loader)).tolist() == list(range(256))
+            if loader.autopilot_state.controller.has_converged:
+                break
+    assert "share the position" in loader.autopilot_state.controller.failure
+    assert loader.autopilot_state.controller.settings.workers == 0
 
 
 @pytest.mark.parametrize("own", [0, 2])
