@@ -17,7 +17,7 @@ from autotune.online.epoch import Epoch, EpochIterator
 from autotune.online.group import WorkerGroup, WorkerSettings, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
 from autotune.online.model import Window
-from autotune.online.result import find_start, save_result
+from autotune.online.result import find_start, read_facts, save_result
 from autotune.online.worker import WorkerCounters
 from autotune.system.software import read_local_rank, read_local_world_size
 from autotune.units import parse_budget
@@ -86,14 +86,15 @@ class Autopilot:
         self._path = None if options.profile is None else Path(options.profile)
         self._limits = limits = WorkerLimits(options.max_memory, options.max_workers, self._processes)
         own = WorkerSettings(loader.num_workers, loader.prefetch_factor or 2)
-        start = None if self._path is None else find_start(self._path, loader, self._processes)
-        begin, known_rate = start or (own, None)
+        self._facts = read_facts(loader, self._processes)
+        start = None if self._path is None else find_start(self._path, self._facts)
+        begin, known = start or (own, None)
         needs_workers = own.workers > 0 and loader.worker_init_fn is not None  # which prepares the dataset
         if needs_workers and not begin.workers:
-            begin, known_rate = own, None
-        self.controller = Controller(own, begin, limits.cpus, limits.most_workers, known_rate)
+            begin, known = own, None
+        self.controller = Controller(own, begin, limits.cpus, limits.most_workers, known)
         self.controller.needs_workers = needs_workers
-        self._started, self._loader = time.perf_counter(), weakref.ref(loader)
+        self._started = time.perf_counter()
         self._short_seconds = SHORT_EPOCH_SECONDS if loader.persistent_workers else SHORT_STARTED_EPOCH_SECONDS
         self._counters = WorkerCounters()
         self._epoch: Epoch | None = None
@@ -230,10 +231,10 @@ class Autopilot:
             self._save_result()
 
     def _save_result(self) -> None:
-        is_known, path = self.controller.known_rate is not None, self._path
-        if path is not None and not is_known and (loader := self._loader()) is not None:
+        is_known, path = self.controller.known is not None, self._path
+        if path is not None and not is_known:
             try:
-                save_result(path, loader, self.controller, time.perf_counter() - self._started, self._processes)
+                save_result(path, self._facts, self.controller, time.perf_counter() - self._started)
             except Exception as error:  # training goes on, also with a loader that no profile can describe
                 self._options.show(f"the result is not saved: {error}")
 

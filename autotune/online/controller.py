@@ -36,7 +36,7 @@ class Controller:
         cpus: CPUs of this training process.
         limit: Returns the most workers for a prefetch factor within the limits of memory, /dev/shm and open files, if
             as many as the second argument run already and stay.
-        known_rate: Batches per second of `start` in an earlier run; about as fast, it tries no others.
+        known: A window of `start` in an earlier run; about as fast, and waiting as little, it tries no others.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Controller:
         start: WorkerSettings,
         cpus: float,
         limit: Callable[[int, int], int],
-        known_rate: float | None = None,
+        known: Window | None = None,
     ) -> None:
         self.own, self.settings, self.cpus, self._limit = own, start, cpus, limit
-        self.known_rate = known_rate
+        self.known = known
         self.needs_workers = False  # whether batches cannot be loaded in the training process
         self.windows: dict[WorkerSettings, Window] = {}
         self.costs: BatchCosts | None = None
@@ -83,10 +83,11 @@ class Controller:
         is_first, current = not any(one.workers for one in self.windows), self.settings
         self.windows[current] = window
         self.costs = BatchCosts.measure(window) or self.costs
-        if self.known_rate is not None and window.rate > DRIFT_RATIO * self.known_rate:
-            self.has_converged = True
+        if (known := self.known) is not None and window.rate > DRIFT_RATIO * known.rate:
+            self.has_converged = window.wait_share < known.wait_share + DRIFT_WAIT  # else the step is faster now
+        if self.has_converged:
             return self.settings
-        self.known_rate = None
+        self.known = None
         chosen = self._choose()
         basis = current if is_first else chosen
         new = [] if len(self.windows) >= MAX_TRIES else self._propose(basis, is_first=is_first)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from autotune.online.group import (
+    HANG_SECONDS,
     GroupLoader,
     Slot,
     WorkerGroup,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 INSPECTED_BATCHES: Final = 3  # at the start of an epoch
 MAX_LEAD: Final = 200  # batches that other workers load while added ones start
-HANG_SECONDS: Final = 120.0  # after which added workers that return nothing have failed, if the loader has no `timeout`
 POLL_SECONDS: Final = 1.0  # after which a dead worker is noticed
 
 

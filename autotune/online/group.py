@@ -21,6 +21,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from autotune.online.worker import TimedIndices
 
+HANG_SECONDS: Final = 120.0  # after which added workers that return nothing have failed, if the loader has no `timeout`
 END_SECONDS: Final = 5.0  # the longest that new workers wait for ending ones
 _ENDING: Final[dict[threading.Thread, object]] = {}  # iterators, whose copies no worker forked meanwhile may collect
 
@@ -107,7 +108,7 @@ class WorkerGroup:
         self.pending = sys.maxsize  # so that torch gets no indices yet
         iterator, timeout = self.iterator, self.iterator._timeout
         if not self.is_own:  # batches of the epoch before may still be loaded
-            iterator._timeout = 0.0
+            iterator._timeout = HANG_SECONDS
         self.iterator = iter(self.loader)  # type: ignore[arg-type]  # its workers live
         iterator._timeout = timeout
         self.pending, self.last, self.is_open, self._take = 0, -1, True, take

@@ -6,13 +6,14 @@ import operator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.online.controller import BUSY_CPU_SHARE, Controller
 from autotune.online.group import WorkerSettings
+from autotune.online.model import Window
 from autotune.profiles.schema import (
     Baseline,
     Bottleneck,
@@ -30,22 +31,36 @@ from autotune.system.software import read_local_rank, read_software
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from autotune.online.model import Window
-
 COMPUTE_BOUND_WAIT_SHARE: Final = 0.1
 
 
-def find_start(path: Path, loader: DataLoader[Any], processes: int) -> tuple[WorkerSettings, float] | None:
-    """Return the settings that an earlier run with this dataset and machine ended with, and its batches per second."""
-    workload, hardware = identify(loader, processes), read_hardware()
+class LoaderFacts(NamedTuple):
+    """What a result keeps of a loader, which may be gone when the training ends."""
+
+    workload: WorkloadIdentity
+    batch_size: int | None
+    pin_memory: bool
+    persistent_workers: bool
+
+
+def read_facts(loader: DataLoader[Any], processes: int) -> LoaderFacts:
+    """Read the facts of a loader in one of several training processes."""
+    persists, size = bool(loader.persistent_workers), _read_batch_size(loader)
+    return LoaderFacts(_identify(loader, size, processes), size, bool(loader.pin_memory), persists)
+
+
+def find_start(path: Path, facts: LoaderFacts) -> tuple[WorkerSettings, Window] | None:
+    """Return the settings that an earlier run with this dataset and machine ended with, and one second of it."""
+    workload, hardware = facts.workload, read_hardware()
     for one in read_profiles(path):
         if one.is_from_training and one.workload.id == workload.id and one.hardware == hardware:
             settings = WorkerSettings(one.dataloader.num_workers, one.dataloader.prefetch_factor or 2)
-            return settings, one.result.samples_per_second / one.search.batch_samples
+            rate = one.result.samples_per_second / one.search.batch_samples
+            return settings, Window(batches=rate, seconds=1.0, wait_seconds=one.result.wait_share)
     return None
 
 
-def identify(loader: DataLoader[Any], processes: int) -> WorkloadIdentity:
+def _identify(loader: DataLoader[Any], size: int | None, processes: int) -> WorkloadIdentity:
     """Return the workload of a loader: its dataset by its class, and the batch size."""
     dataset, cls = loader.dataset, type(loader.dataset)
     length = None
@@ -53,7 +68,7 @@ def identify(loader: DataLoader[Any], processes: int) -> WorkloadIdentity:
         length = len(dataset)  # type: ignore[arg-type]
     return WorkloadIdentity(
         dataset=f"{cls.__module__}:{cls.__qualname__}",
-        dataset_args={"batch_size": _read_batch_size(loader), "samples": length},
+        dataset_args={"batch_size": size, "samples": length},
         samples=length,
         sample_bytes=0,
         step="training run",
@@ -68,17 +83,17 @@ def read_hardware() -> Hardware:
     return read_machine().hardware(Accelerator(name=gpus[0], count=gpus.count(gpus[0])) if gpus else None)
 
 
-def save_result(path: Path, loader: DataLoader[Any], controller: Controller, seconds: float, processes: int) -> None:
+def save_result(path: Path, facts: LoaderFacts, controller: Controller, seconds: float) -> None:
     """Save what a training run converged to; only the first process of the host does."""
     final = controller.final_window
     if final is None or read_local_rank() > 0:
         return
-    size, own = _read_batch_size(loader) or 1, controller.own_window
-    config, machine = _configure(loader, controller.settings), read_machine()
+    size, own = facts.batch_size or 1, controller.own_window
+    config, machine = _configure(facts, controller.settings), read_machine()
     baseline = None
     if own is not None:
         baseline = Baseline(
-            config=_configure(loader, controller.own),
+            config=_configure(facts, controller.own),
             description="your settings" + " (predicted)" * (controller.own not in controller.windows),
             samples_per_second=own.rate * size,
             wait_share=own.wait_share,
@@ -103,7 +118,7 @@ def save_result(path: Path, loader: DataLoader[Any], controller: Controller, sec
         TrialSummary(
             number=number,
             status="completed",
-            config=_configure(loader, settings),
+            config=_configure(facts, settings),
             samples_per_second=window.rate * size,
         )
         for number, (settings, window) in enumerate(controller.windows.items(), start=1)
@@ -118,7 +133,7 @@ def save_result(path: Path, loader: DataLoader[Any], controller: Controller, sec
         config=config,
         hardware=read_hardware(),
         software=read_software(),
-        workload=identify(loader, processes),
+        workload=facts.workload,
         result=result,
         budgets=limits,
         search=SearchRecord(
@@ -142,18 +157,18 @@ def _read_batch_size(loader: DataLoader[Any]) -> int | None:
     return None
 
 
-def _configure(loader: DataLoader[Any], settings: WorkerSettings) -> LoaderConfig:
+def _configure(facts: LoaderFacts, settings: WorkerSettings) -> LoaderConfig:
     """Return the user's settings with other workers."""
     has_workers = settings.workers > 0
     return LoaderConfig(
         dataloader=DataLoaderSettings(
-            batch_size=_read_batch_size(loader),
+            batch_size=facts.batch_size,
             num_workers=settings.workers,
             prefetch_factor=settings.prefetch if has_workers else None,
-            pin_memory=bool(loader.pin_memory),
-            persistent_workers=bool(loader.persistent_workers) and has_workers,
+            pin_memory=facts.pin_memory,
+            persistent_workers=facts.persistent_workers and has_workers,
         ),
-        process=ProcessSettings(non_blocking=bool(loader.pin_memory)),
+        process=ProcessSettings(non_blocking=facts.pin_memory),
     )
 
 

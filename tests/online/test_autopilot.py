@@ -103,6 +103,16 @@ def test_a_loader_that_keeps_up_gets_no_worker() -> None:
     assert list(loader.autopilot_state.controller.windows) == [WorkerSettings(0, 2)]
 
 
+def test_a_training_that_ends_before_it_converged_has_a_result_though_its_loader_is_gone() -> None:
+    loader: Any = autopilot(DataLoader(Waiting(), 8), quiet=True)
+    assert len(list(loader)) == 8
+    state = loader.autopilot_state
+    state.controller.windows = {WorkerSettings(workers, 2): Window(8 + workers, 1.0) for workers in range(3)}
+    del loader
+    state.finish()
+    assert select_profile(Path("dltune.json")).config.dataloader.num_workers == 2
+
+
 def test_a_long_epoch_is_tuned_after_a_look_at_the_first_batch() -> None:
     loader: Any = autopilot(DataLoader(Waiting(0.004, 100_000), 8), None, quiet=True)
     next(iter(loader))

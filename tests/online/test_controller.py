@@ -115,11 +115,16 @@ def test_after_a_failure_the_own_settings_stay() -> None:
     assert (controller.settings, controller.has_converged) == (WorkerSettings(2, 2), True)
 
 
-@pytest.mark.parametrize(("known_rate", "windows"), [(40.0, 1), (400.0, 3)], ids=["as fast", "slower"])
-def test_the_result_of_an_earlier_run_is_kept_while_it_is_as_fast(known_rate: float, windows: int) -> None:
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [({}, 1), ({"batches": 800.0}, 3), ({"batches": 20.0, "wait_seconds": 0.0}, 3)],
+    ids=["as fast", "slower", "with a faster step"],
+)
+def test_the_result_of_an_earlier_run_is_kept_while_it_is_as_fast(changes: dict[str, float], windows: int) -> None:
     costs = WORKLOADS["samples wait"]
     start = WorkerSettings(6, 2)
-    controller = Controller(WorkerSettings(0, 2), start, CPUS, no_limit, known_rate)
+    known = simulate(costs, 6, random.Random(1))._replace(**changes)
+    controller = Controller(WorkerSettings(0, 2), start, CPUS, no_limit, known)
     assert converge(costs, controller, random.Random(0)) >= windows
     assert (controller.settings == start) is (windows == 1)
 

@@ -22,6 +22,8 @@ from autotune.online.attach import autopilot
 from autotune.online.autopilot import Autopilot
 from autotune.online.epoch import Epoch
 from autotune.online.group import WorkerSettings, wait_for_ending_workers
+from autotune.online.limits import WorkerLimits
+from autotune.online.worker import WorkerCounters
 from tests.online.test_epoch import (
     indices_of,
     iterate,
@@ -112,6 +114,19 @@ def test_the_own_settings_load_the_batches_of_workers_that(
 def test_the_timeout_of_the_user_counts_for_added_workers() -> None:
     loader = DataLoader(Failing(1, hang), 8, num_workers=1, timeout=1)
     assert "timed out after 1" in check_that_training_goes_on(loader)
+
+
+def test_persistent_workers_that_hung_when_an_epoch_was_left_early_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("autotune.online.group.HANG_SECONDS", 1.0)
+    loader = DataLoader(Failing(1, hang), 8, num_workers=1, persistent_workers=True)
+    first = make_epoch(loader, WorkerSettings(2, 2))  # added ones, of which the second hangs
+    next(iterate(first))
+    own, counters = own_settings(loader), WorkerCounters()
+    second = Epoch(loader, WorkerSettings(2, 2), own, counters, WorkerLimits(), first.kept, first.seeds)
+    assert indices_of(list(iterate(second))) == indices_of(list(make_loader(0, "in order")))
+    assert "timed out" in second.failure
 
 
 def test_workers_of_the_first_batch_that_fail_are_replaced() -> None:

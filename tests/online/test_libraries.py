@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
 from autotune.online.attach import autopilot
-from autotune.online.result import identify
+from autotune.online.result import read_facts
 
 ROOT = Path(__file__).parents[2]
 LENGTH, BATCH_SIZE, EPOCHS = 1000, 4, 2
@@ -246,7 +246,7 @@ def test_a_trainer_of_transformers_gets_the_same_batches(workers: int, tmp_path:
     plain, _ = train(0.0, tmp_path, workers, tuned=False)
     seen, loader = train(0.004, tmp_path, workers, tuned=True)
     check(seen, plain, loader.base_dataloader)
-    assert identify(loader.base_dataloader, 1).dataset_args["batch_size"] == BATCH_SIZE
+    assert read_facts(loader.base_dataloader, 1).workload.dataset_args["batch_size"] == BATCH_SIZE
 
 
 # accelerate
