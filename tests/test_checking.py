@@ -171,7 +171,7 @@ def test_what_requires_retuning_is_a_reason_and_the_rest_is_information(tmp_path
 
 def test_what_a_training_has_set_itself_is_no_reason(tmp_path: Path) -> None:
     here = make_here()
-    hardware = here.hardware.model_copy(update={"nofile_limit": 65_536})
+    hardware = here.hardware.model_copy(update={"nofile_limit": here.hardware.nofile_limit + 1})
     software = here.software.model_copy(update={"start_method": "spawn"})
     changed = here.model_copy(update={"hardware": hardware, "software": software})
     assert check_machine(tmp_path, changed) == (False, ["open", "start"], [])

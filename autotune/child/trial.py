@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     import torch
 
 WARM_UP_STEPS: Final = 3
-MAX_FIRST_ROUND_SECONDS: Final = 15.0  # of forked workers; above it, batches rather than starts take so long
 DEVICE_WARM_UP_STEPS: Final = 4  # libraries load, kernels are chosen, compiled code records its graphs
+MAX_FIRST_ROUND_SECONDS: Final = 15.0  # of forked workers; above it, batches rather than starts take so long
 
 
 class EpochRecorder:

@@ -129,9 +129,7 @@ def _find_temporary_folder() -> str:
 
 def check_folders(temporary: str, here: Path) -> Iterator[Finding]:
     """Check the folder for temporary files, empty if there is none, and the current folder."""
-    fix = (
-        f"training with workers hangs with a path above {MAX_TMPDIR_BYTES} bytes (names of sockets): export TMPDIR=/tmp"
-    )
+    fix = f"workers hang with a path above {MAX_TMPDIR_BYTES} bytes (names of sockets): export TMPDIR=/tmp"
     if temporary:
         yield _warn("TMPDIR", temporary, fix, is_bad=len(os.fsencode(temporary)) > MAX_TMPDIR_BYTES)
     else:

@@ -92,8 +92,8 @@ class Autopilot:
         needs_workers = own.workers > 0 and loader.worker_init_fn is not None  # which prepares the dataset
         if needs_workers and not begin.workers:
             begin, known = own, None
-        self.controller = Controller(own, begin, limits.cpus, limits.most_workers, known)
-        self.controller.needs_workers = needs_workers
+        limit = limits.most_workers
+        self.controller = Controller(own, begin, limits.cpus, limit, known, needs_workers=needs_workers)
         self._started = time.perf_counter()
         self._short_seconds = SHORT_EPOCH_SECONDS if loader.persistent_workers else SHORT_STARTED_EPOCH_SECONDS
         self._counters = WorkerCounters()
@@ -122,12 +122,6 @@ class Autopilot:
         if not kept:
             most = max(own.workers, self._limits.most_workers(prefetch, 0))
             self.controller.settings = WorkerSettings(min(workers, most), prefetch)
-            if (
-                self.controller.settings.workers
-                and self.controller.settings != own
-                and (reason := self._limits.explain_shared_file())
-            ):
-                self._fail(reason)
             if loader.persistent_workers and self.controller.settings.workers:
                 self._began = None  # only their first epoch starts them
         epoch = Epoch(loader, self.controller.settings, own, self._counters, self._limits, kept, self._seeds)
@@ -150,10 +144,12 @@ class Autopilot:
     def _before_batch(self, epoch: Epoch) -> None:
         if epoch.failure and not self.controller.failure:
             self._fail(epoch.failure)
+        if epoch is not self._epoch:
+            return
         if self._due == sys.maxsize and time.perf_counter() - epoch.started_at > self._short_seconds:
             self._epoch_seconds = 0.0  # this epoch is long, though the one before was short or was left early
             self._restart_window(epoch)
-        if epoch is not self._epoch or (epoch.delivered < self._due and not self._is_pause(epoch)):
+        if epoch.delivered < self._due and not self._is_pause(epoch):
             return
         if self._is_changing:
             self._change(epoch)

@@ -37,6 +37,7 @@ class Controller:
         limit: Returns the most workers for a prefetch factor within the limits of memory, /dev/shm and open files, if
             as many as the second argument run already and stay.
         known: A window of `start` in an earlier run; about as fast, and waiting as little, it tries no others.
+        needs_workers: Whether batches cannot be loaded in the training process.
     """
 
     def __init__(
@@ -46,10 +47,11 @@ class Controller:
         cpus: float,
         limit: Callable[[int, int], int],
         known: Window | None = None,
+        *,
+        needs_workers: bool = False,
     ) -> None:
         self.own, self.settings, self.cpus, self._limit = own, start, cpus, limit
-        self.known = known
-        self.needs_workers = False  # whether batches cannot be loaded in the training process
+        self.known, self._needs_workers = known, needs_workers
         self.windows: dict[WorkerSettings, Window] = {}
         self.costs: BatchCosts | None = None
         self.has_converged = False
@@ -136,10 +138,9 @@ class Controller:
         slower = max((one.workers for one in self.windows if one.workers < workers), default=0)
         if fewer > slower and (are_crowded or are_enough):
             tries.append(WorkerSettings(fewer, prefetch))
-        is_cheap = not self.needs_workers and (
-            not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
-        )
-        if is_cheap and costs.predict(0, cpus) > WORTHWHILE_GAIN * max(one.rate for one in self.windows.values()):
+        is_cheap = not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
+        is_faster = costs.predict(0, cpus) > WORTHWHILE_GAIN * max(one.rate for one in self.windows.values())
+        if is_cheap and is_faster and not self._needs_workers:
             tries.append(WorkerSettings(0, self.own.prefetch))
         return tries
 

@@ -84,7 +84,9 @@ class Epoch:
                 self._source = iter(sampler)
         self.seeds = seeds
         if not kept:
-            self._add(settings, [])
+            if settings.workers and settings != own:
+                self.failure = limits.explain_shared_file()
+            self._add(own if self.failure else settings, [])
             return
         self.started_workers = max(one.first_worker + one.started for one in kept)
         shares = [((at + 1) / one.settings.batches, one) for one in kept for at in range(one.settings.batches)]

@@ -94,9 +94,10 @@ class WorkerLimits:
     def explain_shared_file(self) -> str:
         """Return why further workers would share the position of a file that loading batches has moved."""
         before, self._positions = self._positions, None  # once: workers open further files themselves
-        now = {} if before is None else _read_positions()
-        for file, position in now.items():
-            if before is not None and position != before.get(file, 0):
+        if before is None:
+            return ""
+        for file, position in _read_positions().items():
+            if position != before.get(file, 0):
                 advice = "open it in the first call of __getitem__" if file in before else "start with num_workers=1"
                 return f"workers would share the position of {file[1]}; {advice}"
         return ""

@@ -35,7 +35,7 @@ COMPUTE_BOUND_WAIT_SHARE: Final = 0.1
 
 
 class LoaderFacts(NamedTuple):
-    """What a result keeps of a loader, which may be gone when the training ends."""
+    """What a result has of a loader, which may no longer exist when the training ends."""
 
     workload: WorkloadIdentity
     batch_size: int | None

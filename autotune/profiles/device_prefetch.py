@@ -15,19 +15,22 @@ import torch
 
 def find_tensors(batch: Any, _around: frozenset[int] = frozenset()) -> Iterator[torch.Tensor]:
     """Yield every tensor in a batch, in a stable order."""
-    parts: Iterable[Any] = ()
+    parts: Iterable[Any]
     if isinstance(batch, torch.Tensor):
         yield batch
-    elif isinstance(batch, str | bytes | type | Enum) or id(batch) in _around:  # an object may contain itself
         return
-    elif isinstance(batch, Mapping):
+    if isinstance(batch, str | bytes | type | Enum) or id(batch) in _around:  # an object may contain itself
+        return
+    if isinstance(batch, Mapping):
         parts = list(batch.values())
     elif isinstance(batch, Sequence):
         parts = batch
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+    elif dataclasses.is_dataclass(batch):
         parts = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
     elif type(batch).__module__ != "builtins" and hasattr(batch, "__dict__"):  # a custom type
         parts = list(vars(batch).values())
+    else:
+        return
     around = _around | {id(batch)}
     for part in parts:
         yield from find_tensors(part, around)

@@ -185,9 +185,7 @@ def plain_code(profile: TunedProfile) -> str:
     """Write the loader in plain PyTorch, with the lines that other settings need."""
     config, workload = profile.config, profile.workload
     kwargs = workload.accepted(config.loader_kwargs())
-    if (
-        workload.loader_class is None and not workload.gives_loader
-    ):  # a loader of the user's own may have other defaults than PyTorch's
+    if workload.loader_class is None and not workload.gives_loader:  # one of the user's may have other defaults
         off = {name for name, setting in SETTINGS.items() if not setting.is_range}
         kwargs = {name: v for name, v in kwargs.items() if name not in off or v != SETTINGS[name].default}
     changed = ((setting, setting.read(config)) for setting in SETTINGS.values())
@@ -206,7 +204,7 @@ def load_code(profile: TunedProfile, file: str, name: str | None = None) -> str:
 
 
 def _write_loader(profile: TunedProfile, make_loader: str, settings: dict[str, Any]) -> str:
-    """Write the call that makes the loader, and how batches are copied to the device if that is a setting."""
+    """Write the call that makes the loader."""
     workload, choice = profile.workload, ""
     maker = (workload.loader_class or "DataLoader").replace(":", ".")
     short = maker.rpartition(".")[2]
@@ -233,6 +231,7 @@ def _write_loader(profile: TunedProfile, make_loader: str, settings: dict[str, A
 
 
 def _add_copies(profile: TunedProfile, line: str) -> str:
+    """Add to the line that makes the loader how batches are copied to the device, if that is a setting."""
     process = profile.config.process
     if process.device_prefetch:
         return f"{line}\nloader = autotune.device_prefetch(loader, device)"

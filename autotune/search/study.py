@@ -92,10 +92,17 @@ def open_storage(storage: str | None) -> BaseStorage:
 def open_study(plan: Plan) -> optuna.Study:
     """Open the study of the request; raise StudyError if it cannot be opened or is for another workload or machine."""
     request, workload = plan.request, plan.request.workload
-    about: dict[str, Any] = {"dataset": workload.dataset, "step": workload.describe_step(), "split": workload.split}
-    about |= {"arguments": workload.dataset_args, "processes": workload.nproc_per_node, "device": workload.device}
-    about |= {"start method": workload.start_method or "default"}
-    about |= {"machine": plan.hardware.machine_class, "epochs": request.epochs}
+    about: dict[str, Any] = {
+        "dataset": workload.dataset,
+        "split": workload.split,
+        "arguments": workload.dataset_args,
+        "step": workload.describe_step(),
+        "device": workload.device,
+        "processes": workload.nproc_per_node,
+        "start method": workload.start_method or "default",
+        "machine": plan.hardware.machine_class,
+        "epochs": request.epochs,
+    }
     with explain_errors(request, "opened"):
         opened: dict[str, Any] = {"storage": open_storage(request.storage), "load_if_exists": not request.fresh}
         study = optuna.create_study(study_name=request.study_name, direction="maximize", **opened)

@@ -75,7 +75,7 @@ def list_tree(pid: int, proc: Path = PROC) -> list[int]:
 
 
 def _list_children(proc: Path) -> defaultdict[int, list[int]]:
-    """List the children of each process, in much more time than its own file takes."""
+    """List the children of each process; reading all processes takes much longer than files of children."""
     children = defaultdict[int, list[int]](list)
     for folder in list_folder(proc):
         if folder.name.isdigit() and (fields := _read_stat(int(folder.name), proc)):
@@ -189,7 +189,8 @@ def remove_segments(names: Iterable[str], shm: Path = SHM) -> None:
 
 def remove_folder(path: Path) -> None:
     """Remove a folder, also if folders in it are read-only; what cannot be removed stays."""
-    for parent, folders, _ in os.walk(path):
+    shutil.rmtree(path, ignore_errors=True)
+    for parent, folders, _ in os.walk(path):  # what is left
         for folder in (Path(parent, name) for name in folders):
             with suppress(OSError):
                 if not folder.is_symlink():

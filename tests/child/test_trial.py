@@ -20,6 +20,7 @@ from autotune.protocol.measurement import Measurement
 from autotune.protocol.messages import TrialRequest
 from autotune.request import Workload
 from tests.builders import make_config
+from tests.misbehaving import make_waiting
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 CPU = torch.device("cpu")
@@ -45,17 +46,6 @@ class DrawsAnEpoch(IterableDataset[torch.Tensor]):
         worker = get_worker_info()
         draws = random.Random(0 if worker is None else worker.id)
         return (torch.tensor([draws.random()]) for _ in range(40))
-
-
-class WaitingSamples(Dataset[torch.Tensor]):
-    """Takes longer for a sample than most trials for a batch."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(0.1)
-        return torch.zeros(1)
 
 
 class Count(IterableDataset[torch.Tensor]):
@@ -203,7 +193,7 @@ def test_what_another_library_calls_workers_is_no_process_of_torch(workers: obje
 
 def test_a_first_round_of_many_seconds_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.child.trial.MAX_FIRST_ROUND_SECONDS", 0.1)
-    slow = Workload(dataset=WaitingSamples())
+    slow = Workload(dataset=make_waiting(0.1))
     assert measure(slow, 2, batch_size=4, epochs=1, seconds=0.1).epochs[0].batches == 2
     monkeypatch.undo()
     assert measure(slow, 2, batch_size=4, epochs=1, seconds=0.1).epochs[0].batches == 4
