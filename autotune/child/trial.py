@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 WARM_UP_STEPS: Final = 3
 DEVICE_WARM_UP_STEPS: Final = 4  # libraries load, kernels are chosen, compiled code records its graphs
+START_SHARE: Final = 0.5  # of the trial's time, above which the first round of workers does not count
 MAX_FIRST_ROUND_SECONDS: Final = 15.0  # of forked workers; above it, batches rather than starts take so long
 
 
@@ -186,17 +187,17 @@ class TrialRun:
         return bool(list_names(self._worker_pids, self._names_before) - list_used_segments())
 
     def _elapsed(self) -> float:
-        """Return the seconds of the trial, without those that the workers took until their first batches.
+        """Return the seconds of the trial, without those that workers took for their first batches if these are many.
 
         A start may take longer than the trial: imports, an index that is read, a connection. It counts in the epoch.
         """
-        now = time.perf_counter()
+        now, request = time.perf_counter(), self._stopping.request
         if self._started is None:
-            are_forked = is_forking(self._stopping.request.config.process.multiprocessing_context)
-            if not self._workers or (are_forked and now - self._began > MAX_FIRST_ROUND_SECONDS):
+            are_forked, first_round = is_forking(request.config.process.multiprocessing_context), now - self._began
+            if not self._workers or (are_forked and first_round > MAX_FIRST_ROUND_SECONDS):
                 self._started = self._began
             elif self._traces or self._batches >= self._workers:
-                self._started = now
+                self._started = now if first_round > START_SHARE * request.seconds else self._began
         return 0.0 if self._started is None else now - self._started
 
     def _run_epoch(self, max_batches: int) -> EpochTrace:
