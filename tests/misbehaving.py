@@ -143,6 +143,7 @@ def make_telling(note: str | None = None) -> Honest:
         "torch is collected": any(one is vars(torch) for one in gc.get_objects()),
         "drawn": random.random(),
         "drawn by numpy": float(numpy.random.random()),
+        "drawn by torch": float(torch.rand(1)),
     }
     if note is not None:
         Path(note).write_text("\n".join(f"{name}={value}" for name, value in found.items()))

@@ -243,7 +243,9 @@ def merge_reports(reports: dict[int, Report], ranks: int) -> Report:
 
 
 def reseed_rngs() -> None:
-    """Seed the global generators of Python and numpy from the system; every fork would draw the same numbers."""
+    """Seed the global generators of Python, numpy and torch from the system; every fork would draw the same numbers."""
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()

@@ -58,7 +58,9 @@ class StoppingRule:
         if is_first and bound < self._floor:
             self._is_pruned = True
             return True
-        share = FIRST_EPOCH_SHARE if is_first and self.request.epochs > 1 and not self._seeks_end else 1.0
+        share = 1.0 if is_first else 1.0 + MAX_OVERTIME_RATIO
+        if is_first and self.request.epochs > 1 and not self._seeks_end:
+            share = FIRST_EPOCH_SHARE
         if batches >= MAX_EPOCH_BATCHES or elapsed > share * self._seconds:
             return True
         batches_left = math.inf if self.epoch_batches is None else self.epoch_batches - trace.batches

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 WARM_UP_STEPS: Final = 3
 DEVICE_WARM_UP_STEPS: Final = 4  # libraries load, kernels are chosen, compiled code records its graphs
-START_SHARE: Final = 0.5  # of the trial's time, above which the first round of workers does not count
+START_SHARE: Final = 0.5  # of the trial's time, which the first round of forked workers takes at most
 MAX_FIRST_ROUND_SECONDS: Final = 15.0  # of forked workers; above it, batches rather than starts take so long
 
 
@@ -187,7 +187,7 @@ class TrialRun:
         return bool(list_names(self._worker_pids, self._names_before) - list_used_segments())
 
     def _elapsed(self) -> float:
-        """Return the seconds of the trial, without those that workers took for their first batches if these are many.
+        """Return the seconds of the trial, in which the workers' first batches count little or nothing.
 
         A start may take longer than the trial: imports, an index that is read, a connection. It counts in the epoch.
         """
@@ -197,7 +197,7 @@ class TrialRun:
             if not self._workers or (are_forked and first_round > MAX_FIRST_ROUND_SECONDS):
                 self._started = self._began
             elif self._traces or self._batches >= self._workers:
-                self._started = now if first_round > START_SHARE * request.seconds else self._began
+                self._started = now - (min(first_round, START_SHARE * request.seconds) if are_forked else 0.0)
         return 0.0 if self._started is None else now - self._started
 
     def _run_epoch(self, max_batches: int) -> EpochTrace:

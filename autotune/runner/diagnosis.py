@@ -258,7 +258,8 @@ def make_result(
         failure = TrialFailure(DEVICE_MEMORY.status, DEVICE_MEMORY.describe_excess(used, budget))
     elif isinstance(reply, FailureReport):
         failure = diagnose_error(reply, peak.describe_shm(), output).name_rank(reply.rank)
-        seen |= {"samples": reply.samples, "in_step": reply.stage == "running step"}
+        seen["samples"] = reply.samples
+        seen["in_step"] = reply.stage == "running step" and failure.status != "crashed"  # a worker dies at any time
         seen["cause"] = _find_cause(reply) if failure.status == "workload_failed" else ""
         failure = reclassify_oom_kill(failure, peak, budgets)
     else:

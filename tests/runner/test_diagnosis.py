@@ -177,6 +177,8 @@ def test_a_result_has_the_samples_and_the_resources_of_one_training_process() ->
     failed = result_of(FailureReport(stage="running step", error="ValueError", samples=9, rank=1))
     assert (failed.samples, failed.in_step) == (9, True)
     assert failed.message == "in rank 1 raised ValueError"
+    lost = result_of(FailureReport(stage="running step", error=f"RuntimeError: {EXIT_ZERO}"))
+    assert (lost.status, lost.in_step) == ("crashed", False)
     assert result_of(ReadyReport()).message == "sent an unexpected reply (ReadyReport)"
 
 
