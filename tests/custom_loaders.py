@@ -239,6 +239,14 @@ def make_batches_of_settings(**settings: Any) -> Batches:
     return Batches(settings.get("batch_size", 12), 3)
 
 
+def seed_worker(worker_id: int) -> None:
+    """Stands for what a function passes to its loader itself."""
+
+
+def make_with_own_init(**settings: Any) -> Any:
+    return DataLoader(Numbers(), worker_init_fn=seed_worker, **{"batch_size": 4} | settings)
+
+
 def make_of_ready_batches(batch_size: int = 8, num_workers: int = 0) -> Any:
     return DataLoader(ReadyBatches(batch_size), batch_size=None, num_workers=num_workers)
 

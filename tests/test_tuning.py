@@ -175,7 +175,7 @@ def test_a_baseline_that_cannot_run_leaves_no_speedup() -> None:
     assert outcome.profile.dataloader.num_workers >= 12
 
 
-def after(count: int, happen: Callable[[], object]) -> Bench:
+def after(count: int, happen: Callable[[], object], rate: Rate = saturating) -> Bench:
     """Make a bench on which something happens before the trial after this many."""
 
     class Struck(Bench):
@@ -184,11 +184,11 @@ def after(count: int, happen: Callable[[], object]) -> Bench:
                 happen()
             return super().__call__(request)
 
-    return Struck(saturating)
+    return Struck(rate)
 
 
-def interrupted_after(count: int) -> Bench:
-    return after(count, lambda: signal.raise_signal(signal.SIGINT))
+def interrupted_after(count: int, rate: Rate = saturating) -> Bench:
+    return after(count, lambda: signal.raise_signal(signal.SIGINT), rate)
 
 
 def test_an_interrupted_search_saves_the_best_so_far_if_there_is_a_result(workdir: Path) -> None:
@@ -199,6 +199,13 @@ def test_an_interrupted_search_saves_the_best_so_far_if_there_is_a_result(workdi
     outcome = run(bench)
     assert (outcome.interrupted, outcome.profile.result.validation_runs) == (True, 0)
     assert outcome.profile.result.samples_per_second == pytest.approx(max(map(saturating, bench.configs)), rel=0.01)
+
+
+def test_a_result_that_is_not_validated_does_not_change_training() -> None:
+    bench = interrupted_after(7, lambda config: saturating(config) * (1 if config.dataloader.in_order else 5))
+    outcome = run(bench, make_request(search={"in_order": (True, False)}))
+    assert {config.dataloader.in_order for config in bench.configs} == {True, False}
+    assert outcome.profile.dataloader.in_order
 
 
 class Stops(ProgressListener):

@@ -48,9 +48,7 @@ class CustomLoader:
 
     def make(self, settings: Mapping[str, Any]) -> MeasuredLoader:
         """Make the loader with these arguments of DataLoader, or raise UsageError."""
-        known = {*LOADER_SETTINGS, *(one.name for one in list_parameters(self.maker))}  # a function may set the rest
-        usable = (known if self.is_function else settings.keys()) - self.fixed.keys()
-        wanted = {name: value for name, value in settings.items() if name in usable}
+        wanted = {name: value for name, value in settings.items() if name not in self.fixed}
         given = choose_arguments(self.maker, wanted)
         dropped = () if self.is_function or settings["num_workers"] else NEEDS_WORKERS
         arguments = {name: value for name, value in self.arguments.items() if name not in dropped} | given

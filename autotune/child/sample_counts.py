@@ -21,7 +21,7 @@ def count_samples(batch: Any, expected: int) -> int:
     """Return the number of samples in a batch: the rows of its tensors, or the length of its first sequence.
 
     If any tensor or list has the expected length, that is it: others may hold something else, such as boxes or images.
-    `expected` is at most 1 if it is unknown.
+    A short batch that has lists is as long as the longest part below that. `expected` is at most 1 if it is unknown.
     """
     lengths = [int(tensor.shape[0]) for tensor in find_tensors(batch) if tensor.dim()]
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
@@ -29,6 +29,9 @@ def count_samples(batch: Any, expected: int) -> int:
     lists = [len(one) for one in (parts, *parts) if isinstance(one, list | tuple)] if is_sequence else []
     if expected in lengths or (expected > 1 and expected in lists):
         return expected
+    short = [one for one in (*lengths[:1], *lists) if one < expected]
+    if short and (lists[1:] or lengths[:1] == short[:1]):
+        return max(short)
     if lengths:
         return lengths[0]
     if is_sequence:

@@ -47,7 +47,7 @@ class TrialServer:
 
     def __init__(self, channel: Channel, world: RankEnv | None = None) -> None:
         self._channel, self._world, self._ranks = channel, world, RankSync()
-        self._role: messages.Role = "main"
+        self._environment = dict(os.environ)  # before the user's code changes it
         self._stage: messages.Stage = "import"
         self._in_step = False
         self._trial: TrialRun | None = None
@@ -96,7 +96,7 @@ class TrialServer:
 
         sys.path.insert(0, str(Path.cwd()))
         request = command.workload
-        self._role, self._stage = command.role, "device"
+        self._stage = "device"
         self._device = resolve_device(request.device, 0 if self._world is None else self._world.rank)
         if self._world is not None:
             self._stage = "ranks"
@@ -132,7 +132,9 @@ class TrialServer:
             return messages.ProbeReport(profile=profile)
         if self._device.type == "cpu":
             self._warm_batch_sizes.add(None)
-        return profile_workload(self._workload, self._step, self._device, command, self._show)
+        report = profile_workload(self._workload, self._step, self._device, command, self._show)
+        changed = {name: value for name, value in os.environ.items() if self._environment.get(name) != value}
+        return report.model_copy(update={"environment": changed})
 
     def _run_trial(self, request: messages.TrialRequest) -> messages.TrialReport:
         from autotune.child.device import limit_memory
@@ -142,10 +144,6 @@ class TrialServer:
         self._trial, self._in_step = None, False
         self._stage = "trial"
         settings = request.config.dataloader
-        if not settings.num_workers:
-            self._role = "main"
-        elif self._role == "main":
-            raise ProcessUnusableError("has read the dataset itself; workers must not inherit that")
         self._show("starting workers")
         first_use_seconds = 0.0
         key = None if self._device.type == "cpu" else settings.batch_size  # a device chooses kernels for each size

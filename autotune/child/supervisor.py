@@ -75,7 +75,7 @@ class Supervisor:
             if "start" in request:
                 self._start(request["start"], *descriptors)
             elif "import" in request:
-                self._send({"imported": self._import(request["import"])})
+                self._send({"imported": self._import(request["import"], request["environment"])})
             elif "status" in request:
                 self._reap()
                 self._send({"status": self._statuses.get(request["status"])})
@@ -120,10 +120,11 @@ class Supervisor:
             procfs.remove_folder(self._folder)
             self._folder = None
 
-    def _import(self, modules: Sequence[str]) -> bool:
+    def _import(self, modules: Sequence[str], environment: dict[str, str]) -> bool:
         """Import libraries; return False if that failed, or has disturbed this process."""
         if not self._can_fork:
             return True
+        os.environ |= environment
         try:
             for name in modules:
                 importlib.import_module(name)

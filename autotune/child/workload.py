@@ -37,7 +37,7 @@ from autotune.child.loader import IterableLoader, is_forking
 from autotune.child.sample_counts import SampleCountTracker, count_samples
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
-from autotune.profiles.loaders import WITHOUT_WORKERS, list_parameters
+from autotune.profiles.loaders import WITHOUT_WORKERS, list_parameters, takes
 from autotune.request import Workload, WorkloadRequest, split_import_string
 from autotune.settings import SETTINGS, SettingName, config_from_values
 
@@ -179,6 +179,11 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
     name, function, given = request.dataset, import_attribute(request.dataset), request.dataset_args
     if not callable(function):
         raise UsageError(f"--loader {name}: {describe(function)}, not a function that makes a loader.")
+    if (method := request.start_method) is not None and not takes(function, "multiprocessing_context"):
+        raise UsageError(
+            f"--set multiprocessing_context={method}: {name} does not take it. Give it a parameter of this name, and "
+            "pass it on to its loader."
+        )
     defaults = {one.name: one.default for one in list_parameters(function)} | given
     required = {one: SETTINGS[one].recommended for one in SETTINGS if defaults.get(one) is inspect.Parameter.empty}
     arguments, defaults = {**given, **required}, defaults | required

@@ -87,6 +87,7 @@ class RunDisplay(ProgressListener):
 
     _clock: Callable[[], float] = staticmethod(time.monotonic)
     _plan: Plan
+    _baseline: LoaderConfig
 
     def __init__(self, *, verbose: bool = False, quiet: bool = False, console: Console | None = None) -> None:
         from rich.console import Console
@@ -135,7 +136,7 @@ class RunDisplay(ProgressListener):
     def show_plan(self, plan: Plan) -> None:
         from autotune.settings import SETTINGS
 
-        self._plan = plan
+        self._plan, self._baseline = plan, plan.space.nearest(plan.baseline)  # as the first trial has it
         for setting in SETTINGS.values():
             values = {*plan.space.choices[setting.name], setting.read(plan.baseline)}
             if setting.heading and len(values) > 1:
@@ -157,7 +158,7 @@ class RunDisplay(ProgressListener):
         from autotune.settings import SETTINGS
 
         self._number, result, remarks = number, record.result, list[str]()
-        if record.config == self._plan.baseline and record.config not in self._rates:
+        if record.config == self._baseline and record.config not in self._rates:
             remarks.append(f"baseline: {'your DataLoader' if self._plan.workload.baseline else 'PyTorch defaults'}")
         elif is_best:
             remarks.append("best so far")
@@ -210,7 +211,7 @@ class RunDisplay(ProgressListener):
         self._rates.setdefault(config, rate)
         values = [one.read(config) if one.is_active(config) else None for _, _, one in self._columns]
         shown = "-" if rate is None else format_rate(rate).removesuffix("/s")
-        baseline = self._rates.get(self._plan.baseline)
+        baseline = self._rates.get(self._baseline)
         ratio = "-" if rate is None or not baseline else f"{rate / baseline:.1f}x"
         rows.append((number, *map(_format_value, values), shown, ratio, " · ".join(remarks)))
         for row in rows:

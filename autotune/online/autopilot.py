@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 import weakref
@@ -103,7 +104,8 @@ class Autopilot:
         self._total = self._offset = Window()  # counts at the end of the epoch before; what to subtract in this one
         self._began: Window | None = None  # counts at the start of the window
         self._drift = ""  # what to say of it when it has converged again
-        self._due, self._has_reported, self._is_changing, self._epoch_seconds = 0, False, False, 0.0
+        self._due = self._warm_up = 0  # batches of the epoch: until the next decision, and before a window
+        self._has_short_epochs = self._is_resuming = self._is_changing = self._has_reported = False
         weakref.finalize(loader, _end_all, self._kept)
 
     def start_epoch(self, loader: DataLoader[Any]) -> EpochIterator:
@@ -114,40 +116,44 @@ class Autopilot:
             if self._began is not None and self._is_long(window := self._total.since(self._began)):
                 self._close_window(window)
             self._began = self._began or self._total
-        else:
-            self._began = None
         (workers, prefetch), own, kept = self.controller.settings, self.controller.own, list(self._kept)
         self._kept.clear()
         wait_for_ending_workers()
         if not kept:
             most = max(own.workers, self._limits.most_workers(prefetch, 0))
-            self.controller.settings = WorkerSettings(min(workers, most), prefetch)
-            if loader.persistent_workers and self.controller.settings.workers:
+            if workers > most:
+                self.controller.settings = WorkerSettings(most, prefetch) if most else WorkerSettings(0, own.prefetch)
+            if workers > most or (loader.persistent_workers and workers):
                 self._began = None  # only their first epoch starts them
         epoch = Epoch(loader, self.controller.settings, own, self._counters, self._limits, kept, self._seeds)
         self._seeds = epoch.seeds if loader.persistent_workers else None
         epoch.wait_seconds = time.perf_counter() - clock.seconds
         are_kept = sum(one.settings.workers for one in kept if one.settings.prefetch == prefetch) == workers
         self._epoch, self._is_changing = epoch, bool(kept) and not are_kept
+        if self._is_changing:
+            self._began = None
+        self._warm_up = max(epoch.drawn, WARM_UP_STEPS)
         is_whole = self._has_short_epochs and not self._is_changing
-        self._due = sys.maxsize if is_whole else max(epoch.drawn, WARM_UP_STEPS)
+        self._due = sys.maxsize if is_whole else self._warm_up
+        self._is_resuming = not is_whole and self._began is not None
         return EpochIterator(epoch, self._before_batch, self._after_epoch)
 
-    @property
-    def _has_short_epochs(self) -> bool:
-        return 0.0 < self._epoch_seconds < self._short_seconds
+    def _is_short(self, epoch: Epoch) -> bool:
+        """Return whether the epoch so far is short, or has few batches after those that its workers began with."""
+        return time.perf_counter() - epoch.started_at < self._short_seconds or epoch.delivered < 2 * self._warm_up
 
     def _restart_window(self, epoch: Epoch) -> None:
         """Begin a window with the next epoch if epochs are short, or when the batches under way are delivered."""
         self._began, self._due = None, sys.maxsize if self._has_short_epochs else epoch.drawn
+        self._is_resuming = False
 
     def _before_batch(self, epoch: Epoch) -> None:
         if epoch.failure and not self.controller.failure:
             self._fail(epoch.failure)
         if epoch is not self._epoch:
             return
-        if self._due == sys.maxsize and time.perf_counter() - epoch.started_at > self._short_seconds:
-            self._epoch_seconds = 0.0  # this epoch is long, though the one before was short or was left early
+        if self._due == sys.maxsize and not self._is_short(epoch):  # though the one before was, or was left early
+            self._has_short_epochs = False
             self._restart_window(epoch)
         if epoch.delivered < self._due and not self._is_pause(epoch):
             return
@@ -157,6 +163,10 @@ class Autopilot:
             self._began, self._due = self._read(epoch), epoch.delivered + 1
         elif self._is_pause(epoch):
             self._restart_window(epoch)
+        elif self._is_resuming:  # the window of the epoch before, without the start of this one
+            start = self._read(epoch).since(self._total)
+            self._offset = Window(*map(operator.add, self._offset, start))
+            self._is_resuming, self._due = False, epoch.delivered + 1
         else:
             least = WATCH_STEPS if self.controller.has_converged else 1
             self._due = epoch.delivered + max(self.controller.settings.workers, least)  # whole rounds of workers
@@ -187,6 +197,8 @@ class Autopilot:
             self._fail(excess)
             if self._epoch is not None:
                 self._epoch.fall_back(excess)
+            else:
+                _end_all(self._kept)
             return
         self._is_changing = controller.add(window) != before
         if last is not None and controller.drifts > drifts:
@@ -216,8 +228,7 @@ class Autopilot:
     def _after_epoch(self, epoch: Epoch) -> None:
         self._kept.extend(epoch.kept)
         if epoch is self._epoch:
-            before, self._total = self._total, self._read(epoch)
-            self._epoch, self._epoch_seconds = None, self._total.seconds - before.seconds
+            self._epoch, self._total, self._has_short_epochs = None, self._read(epoch), self._is_short(epoch)
 
     def _report(self) -> None:
         if not self._has_reported:
@@ -226,11 +237,12 @@ class Autopilot:
             self._options.show(sentence)
             self._save_result()
 
-    def _save_result(self) -> None:
-        is_known, path = self.controller.known is not None, self._path
-        if path is not None and not is_known:
+    def _save_result(self, *, is_complete: bool = True) -> None:
+        controller, path = self.controller, self._path
+        if path is not None and controller.known is None and not controller.failure:
+            seconds = time.perf_counter() - self._started
             try:
-                save_result(path, self._facts, self.controller, time.perf_counter() - self._started)
+                save_result(path, self._facts, controller, seconds, is_complete=is_complete)
             except Exception as error:  # training goes on, also with a loader that no profile can describe
                 self._options.show(f"the result is not saved: {error}")
 
@@ -238,7 +250,7 @@ class Autopilot:
         """At the end of the training, keep the best settings so far as the result."""
         if not self.controller.has_converged:
             self.controller.finish()
-            self._save_result()
+            self._save_result(is_complete=False)
 
     def describe(self) -> str:
         """Describe in a sentence what it stays with, and why."""

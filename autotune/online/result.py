@@ -49,14 +49,19 @@ def read_facts(loader: DataLoader[Any], processes: int) -> LoaderFacts:
     return LoaderFacts(_identify(loader, size, processes), size, bool(loader.pin_memory), persists)
 
 
-def find_start(path: Path, facts: LoaderFacts) -> tuple[WorkerSettings, Window] | None:
-    """Return the settings that an earlier run with this dataset and machine ended with, and one second of it."""
+def find_start(path: Path, facts: LoaderFacts) -> tuple[WorkerSettings, Window | None] | None:
+    """Return the settings that an earlier run with this dataset and machine ended with.
+
+    With them is one second of that run, unless it ended before it had tried all that it proposed.
+    """
     workload, hardware = facts.workload, read_hardware()
     for one in read_profiles(path):
-        if one.is_from_training and one.workload.id == workload.id and one.hardware == hardware:
+        is_here = one.machine_class == hardware.machine_class and one.hardware.gpu == hardware.gpu
+        if one.is_from_training and one.workload.id == workload.id and is_here:
             settings = WorkerSettings(one.dataloader.num_workers, one.dataloader.prefetch_factor or 2)
             rate = one.result.samples_per_second / one.search.batch_samples
-            return settings, Window(batches=rate, seconds=1.0, wait_seconds=one.result.wait_share)
+            known = Window(batches=rate, seconds=1.0, wait_seconds=one.result.wait_share)
+            return settings, known if one.is_complete else None
     return None
 
 
@@ -83,8 +88,10 @@ def read_hardware() -> Hardware:
     return read_machine().hardware(Accelerator(name=gpus[0], count=gpus.count(gpus[0])) if gpus else None)
 
 
-def save_result(path: Path, facts: LoaderFacts, controller: Controller, seconds: float) -> None:
-    """Save what a training run converged to; only the first process of the host does."""
+def save_result(
+    path: Path, facts: LoaderFacts, controller: Controller, seconds: float, *, is_complete: bool = True
+) -> None:
+    """Save what a training run converged to, or the best before its end; only the first process of the host does."""
     final = controller.final_window
     if final is None or read_local_rank() > 0:
         return
@@ -145,6 +152,7 @@ def save_result(path: Path, facts: LoaderFacts, controller: Controller, seconds:
             batch_samples=size,
         ),
         created_at=datetime.now(UTC).replace(microsecond=0),
+        is_complete=is_complete,
     )
     save_profile(path, profile)
 

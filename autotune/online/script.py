@@ -125,8 +125,8 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_others: bool = False
     for place, state in tuned.items():
         state.finish()
         controller = state.controller
-        last = controller.windows.get(controller.settings)
-        if controller.has_converged:
+        last = next(reversed(controller.windows.values()), None)
+        if controller.final_window is not None or controller.failure:
             yield f"{place}: {state.describe()}{_describe_change(state)}"
         elif last is not None and last.wait_share > MIN_WAIT_SHARE:
             yield f"{place}: waits {last.wait_share:.0%} of the time, but has too few batches to choose the workers."

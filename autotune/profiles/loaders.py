@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from autotune.config import ProcessSettings
 
 WITHOUT_WORKERS: Final = {"prefetch_factor": None, "persistent_workers": False, "in_order": True}
+SET_BY_FUNCTIONS: Final = ("worker_init_fn", "multiprocessing_context")  # unless a parameter has the name
 NEEDS_WORKERS: Final = (*WITHOUT_WORKERS, "multiprocessing_context", "timeout")  # arguments without effect otherwise
 THREAD_SETTERS: Final = {"cv2": "setNumThreads", "threadpoolctl": "threadpool_limits"} | dict.fromkeys(
     ("mkl", "numexpr", "torch"), "set_num_threads"
@@ -36,10 +37,13 @@ def list_parameters(make: Callable[..., Any]) -> list[inspect.Parameter]:
 def takes(make: Callable[..., Any], name: str) -> bool:
     """Return whether a function or class accepts an argument of this name.
 
-    `**kwargs` of a function accepts any. That of a constructor is assumed to be passed on to that of the base class.
+    `**kwargs` of a function accepts all but those that it may set itself. That of a constructor is assumed to be passed
+    on to that of the base class.
     """
     if not isinstance(make, type):
-        return any(one.kind is one.VAR_KEYWORD or one.name == name for one in list_parameters(make))
+        parameters = list_parameters(make)
+        is_any = name not in SET_BY_FUNCTIONS and any(one.kind is one.VAR_KEYWORD for one in parameters)
+        return is_any or any(one.name == name for one in parameters)
     for parameters in (list_parameters(cls) for cls in make.__mro__[:-1] if "__init__" in vars(cls)):  # without object
         if any(one.name == name for one in parameters):
             return True

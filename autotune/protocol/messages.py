@@ -45,15 +45,10 @@ RunTrial = Callable[[TrialRequest], TrialResult]  # in a child process, or by a 
 
 
 class LoadCommand(FrozenModel):
-    """Parent to child, first: load the workload.
-
-    Role `main` reads the dataset itself; role `workers` leaves reading to the workers that it starts, until a trial
-    without workers makes it `main`. The way back is closed: a worker must not inherit the effects of reading.
-    """
+    """Parent to child, first: load the workload."""
 
     op: Literal["load"] = "load"
     workload: WorkloadRequest
-    role: Role = "main"
     ranks: Annotated[int, Field(ge=1)] = 1  # training processes to load it in
     known: WorkloadProfile | None = None  # by an earlier process
 
@@ -90,12 +85,20 @@ class ReadyReport(FrozenModel):
 
 
 class ProbeReport(FrozenModel):
-    """Child to parent: the profile, digests of samples as this process read them, by index, and imported libraries."""
+    """Child to parent: what it found.
+
+    Attributes:
+        profile: The profile of the workload.
+        digests: Digests of samples as this process read them, by index.
+        libraries: Installed libraries that the user's code has imported.
+        environment: Variables that it has set.
+    """
 
     op: Literal["probed"] = "probed"
     profile: WorkloadProfile
-    libraries: tuple[str, ...] = ()
     digests: dict[Count, LongText] = Field(default_factory=dict)
+    libraries: tuple[str, ...] = ()
+    environment: dict[str, LongText] = Field(default_factory=dict)
 
 
 class TrialReport(FrozenModel):

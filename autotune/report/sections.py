@@ -67,7 +67,9 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
         evidence = f"Validated in {result.validation_runs} alternating runs."
     elif profile.is_from_training:
         evidence = "Measured in a training run."
-    evidence += "" if profile.is_complete else " Interrupted: the same command continues, unless it has --fresh."
+    if not profile.is_complete:
+        again = "the same command continues, unless it has --fresh"
+        evidence += f" Interrupted: {'the next run continues' if profile.is_from_training else again}."
     measured = (("before", base), ("after", result)) if base else (("now", result),)
     bottlenecks = dict.fromkeys(BOTTLENECKS[one.bottleneck] for _, one in measured)
     times = [(label, samples / max(one.samples_per_second, 1e-9), one.wait_share) for label, one in measured]

@@ -217,7 +217,7 @@ class TrialRunner:
         reply = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(reply, ProbeReport):
             self._profile = reply.profile
-            self._supervisor.import_once(reply.libraries)
+            self._supervisor.import_once(reply.libraries, reply.environment)
             if budgets.max_workers and "num_workers" not in reply.profile.fixed_settings:
                 facts = {"profile": reply.profile, "digests": reply.digests}
                 self._profile = self._probe_workers(reply.profile, command.model_copy(update=facts))
@@ -283,7 +283,7 @@ class TrialRunner:
             except OSError as error:  # no space for a folder, no process left
                 where = f" ({error.filename})" if error.filename is not None else ""
                 raise TrialError(f"Trials can no longer be run: {error.strerror or error}{where}.") from None
-            load = messages.LoadCommand(workload=self._workload, role=role, ranks=self._ranks, known=self._profile)
+            load = messages.LoadCommand(workload=self._workload, ranks=self._ranks, known=self._profile)
             reply = self._child.command(load, self._watch(math.inf, self._stall_seconds * MAX_LOAD_STALLS))
             if self._has_lost_device(reply):
                 return TrialFailure("device_lost", "lost its device: torch no longer finds it. Look at nvidia-smi")

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final, Self
@@ -41,6 +41,7 @@ class SupervisorClient:
     def __init__(self, workload: WorkloadRequest | None = None) -> None:
         self._processes = 1 if workload is None else workload.nproc_per_node
         self._modules: tuple[str, ...] = ()  # that trials import
+        self._environment: dict[str, str] = {}  # that they set before
         self._has_imported = True
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
@@ -78,9 +79,12 @@ class SupervisorClient:
                 start_new_session=True,
             )
 
-    def import_once(self, modules: Sequence[str]) -> None:
-        """Have the supervisor import installed libraries before the next trial, instead of each trial itself."""
-        self._modules, self._has_imported = tuple(modules), not modules
+    def import_once(self, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """Have the supervisor import installed libraries before the next trial, instead of each trial itself.
+
+        Libraries may read variables of the environment, which the user's code has set before.
+        """
+        self._modules, self._environment, self._has_imported = tuple(modules), dict(environment or {}), not modules
 
     def _make_environment(self) -> dict[str, str]:
         """Return the environment of trials; compile caches stay where training finds them."""
@@ -117,7 +121,9 @@ class SupervisorClient:
     def _import_modules(self) -> bool:
         """Return whether trials can be forked after the import; if not, end the supervisor, and import nothing more."""
         with contextlib.suppress(OSError):
-            reply, _ = self._ask({"import": self._modules}, seconds=MAX_IMPORT_SECONDS)
+            reply, _ = self._ask(
+                {"import": self._modules, "environment": self._environment}, seconds=MAX_IMPORT_SECONDS
+            )
             self._has_imported = reply["imported"]
         if not self._has_imported:
             self._modules = ()

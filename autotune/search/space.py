@@ -79,7 +79,13 @@ def list_requested_sizes(request: TuningRequest) -> tuple[int, ...]:
 def _requested_values(request: TuningRequest) -> dict[str, Values]:
     """Return the restrictions of the request by setting; a fixed setting is a list of one value."""
     fixed: dict[str, Values] = {name: (value,) for name, value in request.fixed.items()}
-    return fixed | {str(name): values for name, values in request.search.items()}
+    found = fixed | {str(name): values for name, values in request.search.items()}
+    workers, most = found.get("num_workers", ()), request.max_workers
+    if most is not None and workers and not isinstance(workers, ValueRange):
+        found["num_workers"] = tuple(one for one in workers if isinstance(one, int) and one <= most)
+        if not found["num_workers"]:
+            raise UsageError(f"--max-workers {most} allows none of num_workers={','.join(map(str, workers))}.")
+    return found
 
 
 def plan_space(
@@ -98,6 +104,8 @@ def plan_space(
     workers, worker_note = _plan_workers(request, machine, workload, budgets, sizes[0])
     choices: dict[str, tuple[Any, ...]] = {name: setting.choices for name, setting in SETTINGS.items()}
     choices |= {"batch_size": sizes, "num_workers": workers}
+    if "num_workers" in requested:
+        choices["num_workers"] = _restrict("num_workers", workers, requested.pop("num_workers"))
     own, notes = workload.baseline, [size_note, worker_note]
     if own is not None and own.dataloader.prefetch_factor is not None:
         choices["prefetch_factor"] = tuple(sorted({*choices["prefetch_factor"], own.dataloader.prefetch_factor}))

@@ -81,7 +81,7 @@ def decide(
     trial_rates: Mapping[LoaderConfig, float] | None = None,
     expect: Callable[[LoaderConfig], float] | None = None,
 ) -> Decision | None:
-    """Decide by the runs of the validation; None if neither the baseline nor any candidate ran.
+    """Decide by the runs of the validation; None if neither the baseline nor any candidate ran, or only the baseline.
 
     The throughputs in `trial_rates`, those of the search, only show how much the machine has changed since. `expect`
     returns the throughput that the search expects: for a tie, both measurements count equally.
@@ -121,6 +121,8 @@ def decide(
     pool = [one for one in pool if is_worth_its_settings(one)]
     highest = max(map(level, pool), default=0.0)
     ties = [one for one in pool if level(one) >= TIE_RATIO * highest]
+    if field and not any(one.rates or one.failures for one in field):
+        return None  # it ended after the baseline
     if not ties:
         kept = Decision(baseline.config, baseline.rate, baseline.ci95((), field, change), 1.0, (1.0, 1.0))
         return kept if baseline.rate else None

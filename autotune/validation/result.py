@@ -53,7 +53,8 @@ def build_profile(
     }
     decision = decide(validation, plan, precise, lambda config: found.model.surrogate.predict([config])[0])
     if decision is None:
-        if (best := find_best(found.records)) is None:
+        unchanged = [record for record in found.records if not plan.list_training_changes(record.config)]
+        if (best := find_best(unchanged) or find_best(found.records)) is None:  # no gain is certain enough for a change
             raise interruption or _explain_failures(found.records, validation)
         baseline = find_best([record for record in found.records if record.config == plan.baseline])
         speedup = None if baseline is None else best.samples_per_second / baseline.samples_per_second

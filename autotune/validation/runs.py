@@ -103,7 +103,7 @@ class CandidateRuns:
         """
         precise = (other for other in (*field, *others) if other is not self and other.is_precise)
         scatter = [list(other.rates.values()) for other in precise]
-        scatter += [[1.0, change]] if change != 1.0 else []
+        scatter += [[1.0, change]] if change != 1.0 and len(self.rates) > 1 else []  # one run has no interval
         return throughput_ci95(list(self.rates.values()), max(1, len(field)), scatter)
 
     def compare(

@@ -103,6 +103,19 @@ def test_a_method_that_collates_is_that_of_the_rebuilt_loader_also_in_a_spawned_
     assert sorted(numbers.tolist()) == [3.0 * number for number in range(custom_loaders.SAMPLES)]
 
 
+def test_a_function_of_any_settings_sets_the_start_and_the_start_method_of_workers_itself() -> None:
+    workload = load_function("make_with_own_init")
+    assert workload.fixed == {"worker_threads": None}
+    config = make_config(1, batch_size=4)
+    process = config.process.model_copy(update={"multiprocessing_context": "spawn"})
+    loader: Any = build_loader(workload, config.model_copy(update={"process": process}))
+    assert (loader.num_workers, loader.worker_init_fn) == (1, custom_loaders.seed_worker)
+    assert loader.multiprocessing_context is None
+    request = WorkloadRequest(dataset="tests.custom_loaders:make_with_own_init", is_loader=True, start_method="spawn")
+    with pytest.raises(UsageError, match=r"multiprocessing_context=spawn: .* does not take it"):
+        load_workload(request)
+
+
 def test_settings_that_a_class_does_not_accept_are_left_to_it() -> None:
     workload = load("PicksItsPrefetch", num_workers=1)
     left = {"prefetch_factor": 5, "persistent_workers": True, "pin_memory": False, "in_order": True}

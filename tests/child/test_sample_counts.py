@@ -60,6 +60,10 @@ def test_members_of_enumerations_and_objects_that_contain_themselves_are_read_on
         ([torch.zeros(3, 2)] * 7, 7),
         ([{"image": torch.zeros(3, 2)}] * 7, 7),
         (tuple(zip(*[(torch.zeros(3, 2), {"box": torch.zeros(2, 4)})] * 7, strict=True)), 7),
+        (tuple(zip(*[(torch.zeros(3, 2), {"box": torch.zeros(2, 4)})] * 5, strict=True)), 5),  # the last of an epoch
+        ([{"image": torch.zeros(3, 2)}] * 5, 5),
+        (({"image": torch.zeros(5, 2)}, {"text": torch.zeros(5, 9)}), 5),
+        ([torch.zeros(9, 2), torch.zeros(9, 4)], 9),
     ],
 )
 def test_the_samples_of_a_batch_are_counted_by_its_tensors_or_sequences(batch: object, samples: int) -> None:

@@ -22,7 +22,7 @@ from autotune.errors import UsageError
 from autotune.online.attach import autopilot
 from autotune.online.group import WorkerSettings, wait_for_ending_workers
 from autotune.online.model import Window
-from autotune.online.result import read_hardware
+from autotune.online.result import find_start, read_hardware
 from autotune.profiles.load import load, select_profile
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -110,7 +110,17 @@ def test_a_training_that_ends_before_it_converged_has_a_result_though_its_loader
     state.controller.windows = {WorkerSettings(workers, 2): Window(8 + workers, 1.0) for workers in range(3)}
     del loader
     state.finish()
-    assert select_profile(Path("dltune.json")).config.dataloader.num_workers == 2
+    profile = select_profile(Path("dltune.json"))
+    assert (profile.config.dataloader.num_workers, profile.is_complete) == (2, False)
+    assert find_start(Path("dltune.json"), state._facts) == (WorkerSettings(2, 2), None)  # the next run tries more
+
+
+def test_added_workers_that_failed_are_no_result() -> None:
+    loader: Any = autopilot(DataLoader(Waiting(), 8), quiet=True)
+    list(loader)
+    loader.autopilot_state.controller.windows[WorkerSettings(0, 2)] = Window(8, 1.0)
+    loader.autopilot_state._fail("one was killed")
+    assert not Path("dltune.json").exists()
 
 
 def test_a_long_epoch_is_tuned_after_a_look_at_the_first_batch() -> None:
@@ -148,6 +158,28 @@ def test_epochs_shorter_than_a_window_are_tuned_too() -> None:
     raise AssertionError("no workers were added in 60 epochs")
 
 
+def test_epochs_whose_batches_are_all_under_way_at_once_are_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.online.autopilot.SHORT_STARTED_EPOCH_SECONDS", 0.1)
+    loader: Any = autopilot(DataLoader(Waiting(0.005, 128), 8, num_workers=6, prefetch_factor=4), None, quiet=True)
+    for _ in range(60):
+        assert sum(len(batch) for batch in loader) == 128
+        if loader.autopilot_state.controller.windows:
+            return
+    raise AssertionError("no window in 60 epochs")
+
+
+def test_a_window_goes_on_in_the_next_epoch_without_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.online.autopilot.SHORT_STARTED_EPOCH_SECONDS", 0.1)
+    monkeypatch.setattr("autotune.online.autopilot.WATCH_SECONDS", 1.5)
+    found = list[dict[str, float]]()
+    loader = autopilot(DataLoader(Waiting(0.0, 320), 8), None, on_stats=found.append, quiet=True)
+    for _ in range(4):
+        for position, _batch in enumerate(loader):
+            time.sleep(0.3 if position == 0 else 0.02)  # the first step of an epoch is slow
+    assert len(found) > 1
+    assert all(one["data/batches_per_second"] > 30 for one in found)
+
+
 def test_on_stats_gets_the_numbers_of_each_window() -> None:
     found = list[dict[str, float]]()
     loader = autopilot(DataLoader(Waiting(0.004, 4000), 8), None, max_workers=2, on_stats=found.append, quiet=True)
@@ -166,6 +198,10 @@ def test_the_result_is_saved_and_the_next_run_starts_with_it() -> None:
     assert check("dltune.json").is_valid
     made = load("dltune.json").make_loader(Waiting(), shuffle=True)
     assert (made.num_workers, made.batch_size) == (6, 8)
+    stored = Path("dltune.json").read_text()
+    memory, name = profile.hardware.memory_limit_bytes, '"memory_limit_bytes": '
+    assert f"{name}{memory}" in stored
+    Path("dltune.json").write_text(stored.replace(f"{name}{memory}", f"{name}{memory - 4096}"))  # of the next kernel
     assert next(iter(converge(0.004).controller.windows)) == WorkerSettings(6, 2)
 
 

@@ -10,12 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
+from autotune.online.attach import autopilot
 from autotune.online.autopilot import Options
-from autotune.online.script import tune_all_loaders
+from autotune.online.model import Window
+from autotune.online.script import describe_loaders, tune_all_loaders
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -163,6 +166,15 @@ def test_the_last_line_says_that_a_script_has_no_loader(tmp_path: Path) -> None:
     ended = run(tmp_path, "print('trained')")
     assert (ended.returncode, ended.stdout) == (0, "trained\n")
     assert ended.stderr == "dltune: nothing to tune: this process iterated over no DataLoader of PyTorch.\n"
+
+
+def test_a_loader_that_the_training_still_waits_for_is_named() -> None:
+    loader: Any = autopilot(DataLoader([1.0] * 8), None, quiet=True)  # type: ignore[arg-type]
+    list(loader)
+    state = loader.autopilot_state
+    state.controller.add(Window(batches=10, seconds=2.0, wait_seconds=1.9))
+    (line,) = describe_loaders({"train.py:3": state})
+    assert line == "train.py:3: waits 95% of the time, but has too few batches to choose the workers."
 
 
 def test_a_loader_of_a_few_batches_gets_one_short_line(tmp_path: Path) -> None:

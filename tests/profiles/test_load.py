@@ -22,7 +22,7 @@ from autotune.profiles.schema import TunedProfile
 from autotune.system.machine import Accelerator, Hardware, read_gpus, read_machine
 from autotune.system.software import RANKS
 from tests.builders import make_config, make_machine, make_profile, write_profiles
-from tests.custom_loaders import PicksItsPrefetch, make_of_settings
+from tests.custom_loaders import PicksItsPrefetch, make_of_settings, make_with_own_init, seed_worker
 
 DATA: Any = range(10)
 
@@ -196,6 +196,9 @@ class TestMakeLoader:
         loader = tuned.make_loader(PicksItsPrefetch, dataset=DATA)
         assert (type(loader), loader.num_workers, loader.batch_size) == (PicksItsPrefetch, 2, 3)
         assert (loader.prefetch_factor, loader.persistent_workers) == (5, True)
+        spawned = make_tuned(process=ProcessSettings(multiprocessing_context="spawn"))
+        loader = spawned.make_loader(make_with_own_init)  # its `**settings` are those that trials passed
+        assert loader.worker_init_fn is seed_worker
         plain = make_tuned(dataloader=make_config(0, batch_size=7).dataloader)
         loader = plain.make_loader(make_of_settings, samples=14)
         assert (loader.num_workers, loader.prefetch_factor, len(loader)) == (0, None, 2)

@@ -66,6 +66,23 @@ def test_a_process_is_forked_with_the_libraries_that_were_imported_once(
     assert found["torch's compiler is imported"] == str(bool(modules))
 
 
+READS_VARIABLE = """import os
+assert os.environ["READ_AT_IMPORT"] == "set by the user's code"
+"""
+
+
+def test_a_library_is_imported_with_the_variables_that_the_users_code_has_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reads_variable.py").write_text(READS_VARIABLE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
+        before = client.supervisor_pid
+        client.import_once(["reads_variable"], {"READ_AT_IMPORT": "set by the user's code"})
+        assert run_fresh(runner).status == "completed"
+        assert client.supervisor_pid == before
+
+
 @pytest.mark.parametrize(
     "code",
     [

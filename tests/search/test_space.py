@@ -117,6 +117,7 @@ OWN = make_config(11, 5, 48, persistent_workers=True)
 READY = make_workload(cpu_share=1.0, baseline=OWN)  # a factory that returns a DataLoader with these settings
 CHANGING = make_workload(epoch_state="dataset.set_epoch()")
 COMPUTING = make_workload(cpu_share=1.0, load_cost=make_cost(5e-3))
+SOME_COMPUTING = make_workload(cpu_share=0.2, load_cost=make_cost(5e-3))
 DIFFERING = make_workload(differing_samples=2)
 DUPLICATING = make_workload(kind="iterable", workers_duplicate_data=True)
 DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 33)
@@ -128,6 +129,7 @@ DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 33)
         ("num_workers", WAITING, {"search": {"num_workers": ValueRange(low=9, high=13)}}, (9, 10, 11, 12, 13)),
         ("num_workers", WAITING, {"search": {"num_workers": ValueRange(low=1, high=33)}}, DENSE),
         ("num_workers", WAITING, {"search": {"num_workers": ValueRange(low=2, high=9)}, "max_workers": 3}, (2, 3)),
+        ("num_workers", WAITING, {"search": {"num_workers": (2, 4, 8)}, "max_workers": 4}, (2, 4)),
         ("num_workers", DIFFERING, {"max_workers": 2}, (0, 1, 2)),
         ("num_workers", DIFFERING, {"fixed": {"num_workers": 2}}, (2,)),
         ("num_workers", DUPLICATING, {"max_workers": 0}, (0,)),
@@ -143,6 +145,8 @@ DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 33)
         ("in_order", COMPUTING, {}, (True,)),
         ("in_order", COMPUTING, {"search": {"in_order": (True, False)}}, (False, True)),
         ("in_order", WAITING, {"search": {"in_order": (True, False)}}, (False, True)),
+        ("in_order", SOME_COMPUTING, {}, (True,)),
+        ("in_order", SOME_COMPUTING, {"search": {"num_workers": ValueRange(low=0, high=2)}}, (False, True)),
         ("sharing_strategy", WAITING, {"search": {"sharing_strategy": ("file_system",)}}, ("file_system",)),
         ("persistent_workers", WAITING, {"epochs": 1}, (True,)),
         ("persistent_workers", WAITING, {"epochs": 2}, (False, True)),
@@ -169,6 +173,7 @@ def test_the_choices_of_a_setting_follow_from_the_workload_and_the_request(
         ({"search": {"in_order": ValueRange(low=0, high=1)}}, "list of values"),
         ({"search": {"batch_size": ValueRange(low=17, high=18)}}, "leaves none of the possible values 16, 32"),
         ({"search": {"num_workers": ValueRange(low=8, high=16)}, "max_workers": 4}, "num_workers"),
+        ({"fixed": {"num_workers": 8}, "max_workers": 4}, "--max-workers 4 allows none of num_workers=8"),
         ({"fixed": {"prefetch_factor": 0}}, "is not possible"),
         ({"fixed": {"in_order": 3}}, "is not possible"),
         ({"search": {"prefetch_factor": ValueRange(low=0, high=4)}}, "is not possible"),

@@ -293,5 +293,12 @@ def test_a_candidate_that_failed_twice_cannot_win_and_one_that_failed_once_can()
     assert choose(SLOW, shaky, sound).config == make_config(4)
 
 
+def test_a_baseline_alone_decides_nothing_as_its_run_was_the_first() -> None:
+    assert try_decide(SLOW, [CandidateRuns(make_config(4))]) is None
+    failed = CandidateRuns(make_config(4))
+    fail(failed, 1)
+    assert choose(SLOW, failed).config == choose(SLOW).config == BASELINE
+
+
 def test_if_nothing_ran_nothing_is_decided() -> None:
     assert try_decide(CandidateRuns(BASELINE), [CandidateRuns(make_config(4))]) is None

@@ -71,6 +71,7 @@ def test_an_interval_is_wider_the_more_the_pace_of_the_machine_changed_before_th
     widths = [high / low for low, high in filter(None, (runs.ci95(change=change) for change in (1.001, 0.8, 0.6)))]
     assert widths == sorted(widths)
     assert widths[2] > 1.3 * widths[0]
+    assert make_runs({1: 100.0}).ci95(change=0.8) is None  # of one run
 
 
 def test_runs_of_a_few_batches_do_not_show_how_much_the_machine_varies() -> None:
