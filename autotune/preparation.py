@@ -33,8 +33,7 @@ def find_stored(request: TuningRequest, machine: MachineProfile, *, validated: b
     """Find the profile of an earlier run of the same request on this class of machine, complete or interrupted."""
     ignored = {"timeout_seconds": None}  # it does not change the result
     for profile in read_profiles(Path(request.output)):
-        here = describe_here(profile, machine)
-        is_here = profile.machine_class == here.machine_class and profile.hardware.gpu == here.gpu
+        is_here = profile.hardware.is_like(describe_here(profile, machine))
         if is_here and profile.request | ignored == request.record() | ignored and profile.is_validated is validated:
             return profile
     return None
@@ -43,11 +42,7 @@ def find_stored(request: TuningRequest, machine: MachineProfile, *, validated: b
 def find_training_run(plan: Plan) -> TunedProfile | None:
     """Find a training run with as many samples on this class of machine; its workers are tried first."""
     for one in () if plan.request.fresh else read_profiles(Path(plan.request.output)):
-        is_like_this = (
-            one.workload.samples == plan.workload.samples
-            and one.machine_class == plan.hardware.machine_class
-            and one.hardware.gpu == plan.hardware.gpu
-        )
+        is_like_this = one.workload.samples == plan.workload.samples and one.hardware.is_like(plan.hardware)
         if one.is_from_training and is_like_this:
             return one
     return None

@@ -122,7 +122,7 @@ class Autopilot:
         if not kept:
             most = max(own.workers, self._limits.most_workers(prefetch, 0))
             if workers > most:
-                self.controller.settings = WorkerSettings(most, prefetch) if most else WorkerSettings(0, own.prefetch)
+                self.controller.settings = WorkerSettings(most, prefetch) if most else own
             if workers > most or (loader.persistent_workers and workers):
                 self._began = None  # only their first epoch starts them
         epoch = Epoch(loader, self.controller.settings, own, self._counters, self._limits, kept, self._seeds)

@@ -56,8 +56,7 @@ def find_start(path: Path, facts: LoaderFacts) -> tuple[WorkerSettings, Window |
     """
     workload, hardware = facts.workload, read_hardware()
     for one in read_profiles(path):
-        is_here = one.machine_class == hardware.machine_class and one.hardware.gpu == hardware.gpu
-        if one.is_from_training and one.workload.id == workload.id and is_here:
+        if one.is_from_training and one.workload.id == workload.id and one.hardware.is_like(hardware):
             settings = WorkerSettings(one.dataloader.num_workers, one.dataloader.prefetch_factor or 2)
             rate = one.result.samples_per_second / one.search.batch_samples
             known = Window(batches=rate, seconds=1.0, wait_seconds=one.result.wait_share)

@@ -22,7 +22,6 @@ MAX_MESSAGE_BYTES: Final = 64 * 2**20
 MAX_PAUSE_SECONDS: Final = 10.0  # within a message, before the connection counts as closed
 MEASURING_PHASE: Final = "measuring"  # of a trial
 
-Role = Literal["main", "workers"]
 Stage = Literal["import", "device", "ranks", "dataset", "step", "probe", "trial", "running step"]
 NewProcess = Literal["fork", "interpreter"]
 

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from pydantic import ValidationError
 
@@ -30,6 +30,7 @@ from autotune.runner.supervisor_client import SupervisorClient
 from autotune.system.procfs import PROC, STACKS_FILE, read_text, remove_folder, signal_all
 from autotune.units import format_seconds
 
+Role = Literal["main", "workers"]  # main reads the dataset itself; workers leaves that to those that it starts
 MAX_LOG_BYTES: Final = 4 * 2**20
 LOG_TAIL_BYTES: Final = 4000
 EXIT_SECONDS: Final = 1.0  # between the end of a process's connection and its exit code
@@ -178,7 +179,7 @@ class TrialRunner:
         self._is_releasing = False
         self._end = self._probe_end = math.inf
         self._ranks = 1
-        self._role: messages.Role = "main"  # of the living child
+        self._role: Role = "main"  # of the living child
         self._profile: WorkloadProfile | None = None
 
     def __enter__(self) -> Self:
@@ -250,7 +251,7 @@ class TrialRunner:
             self.close()
         self._ranks = self._workload.nproc_per_node
         budgeted = request.model_copy(update={"gpu_bytes": self._limits.gpu_bytes})
-        role: messages.Role = "workers" if request.config.dataloader.num_workers else "main"
+        role: Role = "workers" if request.config.dataloader.num_workers else "main"
         reply = self._give(budgeted, role, request.seconds * MAX_TRIAL_OVERHEAD + self._stall_seconds)
         child = self._child
         assert child is not None
@@ -264,7 +265,7 @@ class TrialRunner:
             self.close()
         return result.model_copy(update={"seconds": time.monotonic() - started})
 
-    def _give(self, command: messages.Command, role: messages.Role, deadline_seconds: float) -> Reply:
+    def _give(self, command: messages.Command, role: Role, deadline_seconds: float) -> Reply:
         """Have a child of this role carry out a command; role workers turns into role main, and never back."""
         if role == "workers" and self._role == "main":
             self.close()

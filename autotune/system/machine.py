@@ -47,6 +47,10 @@ class Hardware(FrozenModel):
             gpus = f"{(model[0] if model else self.gpu.split()[-1]).lower()}x{self.gpu_count}"
         return f"{gpus}-{self.usable_cpus:g}c-{memory}"
 
+    def is_like(self, other: Hardware) -> bool:
+        """Return whether results of the other machine are taken up here: its class and its accelerator are the same."""
+        return self.machine_class == other.machine_class and self.gpu == other.gpu
+
 
 class Software(FrozenModel):
     """The software that a profile was measured with."""

@@ -56,7 +56,7 @@ STEADY = [PACE, *[PACE * (1 + index % 2 * 1e-3) for index in range(60)]]
         ({"precision": 0.0, "epochs": 1}, noisy(100), True, 3.1, True),
         ({}, STEADY, True, 0.7, True),  # its throughput is known
         ({}, noisy(61), True, 0.7, False),
-        ({}, STEADY, False, 0.7, False),  # a later one shows how epochs vary,
+        ({}, STEADY, False, 0.7, False),  # a later one shows how epochs vary
         ({}, STEADY, False, 4.4, False),  # and may end late
         ({}, STEADY, False, 4.6, True),
         ({"epoch_batches": 100}, STEADY, True, 0.7, False),  # more than half of it is over

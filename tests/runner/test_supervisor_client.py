@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,19 @@ from tests.builders import make_gpu_workload
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
+AddModule = Callable[[str, str], None]
 THREADED = "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"
+
+
+@pytest.fixture
+def add_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AddModule:
+    """Add a module of this name and code to those that trials can import."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
+    def add(name: str, code: str) -> None:
+        (tmp_path / f"{name}.py").write_text(code)
+
+    return add
 
 
 def run_fresh(runner: TrialRunner) -> TrialResult:
@@ -71,11 +84,8 @@ assert os.environ["READ_AT_IMPORT"] == "set by the user's code"
 """
 
 
-def test_a_library_is_imported_with_the_variables_that_the_users_code_has_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "reads_variable.py").write_text(READS_VARIABLE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+def test_a_library_is_imported_with_the_variables_that_the_users_code_has_set(add_module: AddModule) -> None:
+    add_module("reads_variable", READS_VARIABLE)
     with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
         before = client.supervisor_pid
         client.import_once(["reads_variable"], {"READ_AT_IMPORT": "set by the user's code"})
@@ -92,11 +102,8 @@ def test_a_library_is_imported_with_the_variables_that_the_users_code_has_set(
     ],
     ids=["thread", "process", "error"],
 )
-def test_a_library_that_disturbs_the_supervisor_is_left_to_the_trials(
-    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "disturbing.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+def test_a_library_that_disturbs_the_supervisor_is_left_to_the_trials(code: str, add_module: AddModule) -> None:
+    add_module("disturbing", code)
     with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
         before = psutil.Process(client.supervisor_pid)
         client.import_once(["torch._dynamo", "disturbing"])
@@ -125,10 +132,9 @@ def test_a_supervisor_that_was_killed_is_replaced() -> None:
 
 
 def test_trials_are_interpreters_where_a_fork_would_lose_a_thread_and_the_supervisor_ends_with_the_tuner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    add_module: AddModule,
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(THREADED)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    add_module("sitecustomize", THREADED)
     with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
         assert run_fresh(runner).status == "completed"
         supervisor = psutil.Process(client.supervisor_pid)
