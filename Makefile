@@ -107,7 +107,7 @@ $(BENCH_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --group bench
 	@touch $(BENCH_READY)
 
-BENCH_OPTIONS ?=  # such as --only tutorial decode --skip-grid --loadtune
+BENCH_OPTIONS ?=  # such as --only tutorial decode --skip-grid --tuners loadtune random
 
 bench: $(BENCH_READY) ## Compare choices and predictions with whole training runs (about an hour)
 	$(BIN)/python -m benchmarks.suite $(BENCH_OPTIONS)

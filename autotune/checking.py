@@ -186,7 +186,8 @@ def _conclude(
     remeasured: Remeasurement | None = None,
 ) -> CheckResult:
     retune, info = (tuple(one.text for one in differences if one.requires_retune is kind) for kind in (True, False))
-    reasons = (*retune, *reasons)
+    unfinished = () if profile.is_complete else ("its run was interrupted",)
+    reasons = (*unfinished, *retune, *reasons)
     return CheckResult(
         profile=profile.id,
         is_valid=not reasons,

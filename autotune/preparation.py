@@ -32,15 +32,20 @@ def check_request(request: TuningRequest) -> None:
 def find_stored(request: TuningRequest, machine: MachineProfile, *, validated: bool) -> TunedProfile | None:
     """Find the profile of an earlier run of the same request on this class of machine, complete or interrupted."""
     ignored = {"timeout_seconds": None}  # it does not change the result
-    for profile in read_profiles(Path(request.output)):
+    for profile in () if request.fresh else read_profiles(Path(request.output)):
         is_here = profile.hardware.is_like(describe_here(profile, machine))
         if is_here and profile.request | ignored == request.record() | ignored and profile.is_validated is validated:
             return profile
     return None
 
 
-def find_training_run(plan: Plan) -> TunedProfile | None:
-    """Find a training run with as many samples on this class of machine; its workers are tried first."""
+def find_earlier(plan: Plan) -> TunedProfile | None:
+    """Find the profile that the search begins with: a validated one of this request, or one of a training run.
+
+    The training run had as many samples, on this class of machine.
+    """
+    if (stored := find_stored(plan.request, plan.machine, validated=True)) is not None:
+        return stored
     for one in () if plan.request.fresh else read_profiles(Path(plan.request.output)):
         is_like_this = one.workload.samples == plan.workload.samples and one.hardware.is_like(plan.hardware)
         if one.is_from_training and is_like_this:

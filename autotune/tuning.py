@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from autotune.config import LoaderConfig
 from autotune.errors import DltuneError, OutputError, ProfileError, ResultNotSavedError, TrialError, UsageError
-from autotune.preparation import check_request, find_stored, find_training_run, prepare_run
+from autotune.preparation import check_request, find_earlier, find_stored, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.profiles.store import format_file, save_profile
 from autotune.progress import ProgressListener
@@ -62,7 +62,8 @@ def tune(
 ) -> TuningResult:
     """Find the fastest DataLoader configuration for a workload on this machine, and save it.
 
-    The trials of an unfinished run of the same request in the tuned file count, unless the request is `fresh`.
+    Unless the request is `fresh`, earlier runs of the same request in the tuned file help: the trials of an unfinished
+    one count, and the best configurations of a validated one are tried first.
 
     Args:
         request: The tuning request; or a loader, a dataset or a function that returns one, which child processes import
@@ -71,7 +72,7 @@ def tune(
         machine: The machine; None reads it.
         workload: Profile of the workload; None measures it in a child process.
         progress: Receives the events of the run.
-        earlier: A validated profile, whose best configurations are tried first.
+        earlier: A validated profile, whose best configurations are tried first; None looks for one in the tuned file.
         time_budget: Divides the time that the request allows; None starts with this call.
         supervisor: Starts the processes of trials; None makes one.
         options: Fields of `TuningRequest` and `WorkloadRequest`, if `request` is an object.
@@ -86,8 +87,8 @@ def tune(
     with TrialRunner(request.workload, request.stall_seconds, progress, supervisor) as runner:
         plan = prepare_run(request, machine or read_machine(), workload, runner, time_budget)
         measure = time_budget.timed(raise_on_lost_device(run_trial or runner.run))
-        unfinished = None if request.fresh else find_stored(request, plan.machine, validated=False)
-        earlier = earlier or find_training_run(plan)
+        unfinished = find_stored(request, plan.machine, validated=False)
+        earlier = earlier or find_earlier(plan)
         found = Search(plan, measure, progress, time_budget.allows_trial, earlier, unfinished).run()
         time_budget.begin_phase("validation")
         validation = Validation(CandidateRuns(plan.baseline))

@@ -5,7 +5,7 @@ configurations. Then dltune's choice, PyTorch's defaults, `num_workers` = CPUs a
 runs, alternating, each run in a fresh process. Printed are samples per second (median of the rounds), the choice as a
 share of the grid's best (median ratio of the rounds), and the prediction over the measured value.
 
-    python -m benchmarks.suite [--only NAME ...] [--rounds 3] [--skip-grid] [--loadtune] [--results FILE] [--quick]
+    python -m benchmarks.suite [--only NAME ...] [--tuners loadtune random tpe gp] [--skip-grid] [--results FILE]
 
 `python -m benchmarks.gpu` measures real training steps on a GPU.
 """
@@ -25,14 +25,14 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from autotune.config import FrozenModel, Interval, LoaderConfig
 from autotune.settings import describe_config
 from autotune.system.machine import count_whole_cpus, read_machine
 from benchmarks.tables import format_table, say
 from benchmarks.training import DeviceFacts, Job, TrainingError, TrainingRun, run_training
-from benchmarks.tuners import Choice, run_dltune, run_loadtune
+from benchmarks.tuners import OTHER_TUNERS, Choice, run_dltune
 from benchmarks.workloads.catalogue import CPU_WORKLOADS
 from benchmarks.workloads.grid import choose_cpus, choose_defaults, list_grid
 from benchmarks.workloads.workload import BenchWorkload
@@ -52,7 +52,7 @@ class Measured(FrozenModel):
     """Whole training runs of one configuration.
 
     Attributes:
-        labels: Who chose it: `dltune`, `defaults`, `CPUs`, `grid 1`, `loadtune`.
+        labels: Who chose it: `dltune`, `defaults`, `CPUs`, `grid 1`, or one of `OTHER_TUNERS`.
         config: The configuration.
         samples_per_second: Throughput of each round.
     """
@@ -80,6 +80,7 @@ class WorkloadResult(FrozenModel):
         phase_seconds: Duration of its phases.
         trials: Trials of its search.
         measured: Whole runs of each configuration.
+        seconds_of_others: Duration of the tuning runs of other tuners.
     """
 
     workload: str
@@ -91,6 +92,7 @@ class WorkloadResult(FrozenModel):
     phase_seconds: dict[str, float]
     trials: int
     measured: tuple[Measured, ...]
+    seconds_of_others: dict[str, float] = Field(default_factory=dict)
 
     def rate(self, label: str) -> float | None:
         """Return the median throughput of the configuration with a label; None if it did not train."""
@@ -101,11 +103,10 @@ class WorkloadResult(FrozenModel):
         """The best configurations of the grid."""
         return tuple(one for one in self.measured if any(label.startswith("grid") for label in one.labels))
 
-    @property
-    def choice_share(self) -> float | None:
-        """Throughput of dltune's choice over that of the best of the grid: median ratio of the alternating rounds."""
-        ours = next((one.samples_per_second for one in self.measured if DLTUNE in one.labels and one.rate), ())
-        ratios = [statistics.median(map(truediv, ours, one.samples_per_second)) for one in self.grid if ours]
+    def choice_share(self, label: str = DLTUNE) -> float | None:
+        """Return the throughput of a choice over that of the grid's best: median ratio of the alternating rounds."""
+        chosen = next((one.samples_per_second for one in self.measured if label in one.labels and one.rate), ())
+        ratios = [statistics.median(map(truediv, chosen, one.samples_per_second)) for one in self.grid if chosen]
         return min(ratios, default=None)
 
     @property
@@ -177,6 +178,7 @@ def measure(
         seconds=ours.seconds,
         phase_seconds=ours.phase_seconds,
         trials=ours.trials,
+        seconds_of_others={choice.tuner: choice.seconds for choice in choices[1:]},
         measured=tuple(
             Measured(labels=labels, config=config, samples_per_second=tuple(rates[config]))
             for config, labels in candidates.items()
@@ -258,9 +260,8 @@ def format_results(results: Sequence[WorkloadResult]) -> str:
     """Return the table of all workloads and the line that sums it up."""
     rows = []
     for one in results:
-        share, ratio = one.choice_share, one.prediction_ratio
-        labels = ("defaults", "CPUs", DLTUNE, "loadtune")
-        rates = [*map(one.rate, labels), max((found.rate for found in one.grid), default=None)]
+        share, ratio = one.choice_share(), one.prediction_ratio
+        rates = [*map(one.rate, ("defaults", "CPUs", DLTUNE)), max((found.rate for found in one.grid), default=None)]
         rows.append(
             (
                 one.workload,
@@ -272,9 +273,9 @@ def format_results(results: Sequence[WorkloadResult]) -> str:
                 " ".join(f"{phase} {seconds:.0f}" for phase, seconds in one.phase_seconds.items()),
             )
         )
-    head = ("workload", "defaults", "CPUs", "dltune", "loadtune", "grid's best", "choice", "prediction", "covered")
+    head = ("workload", "defaults", "CPUs", "dltune", "grid's best", "choice", "prediction", "covered")
     table = format_table((*head, "tuning", "phases, s"), rows)
-    shares = [one.choice_share for one in results if one.choice_share is not None]
+    shares = _list_shares(results, DLTUNE)
     errors = sorted(abs(one.prediction_ratio - 1) for one in results if one.prediction_ratio is not None)
     lines = [table, ""]
     if shares:
@@ -290,7 +291,18 @@ def format_results(results: Sequence[WorkloadResult]) -> str:
         )
     seconds = [one.seconds for one in results]
     lines.append(f"Tuning: median {statistics.median(seconds):.0f} s, longest {max(seconds):.0f} s.")
+    for tuner in OTHER_TUNERS:
+        if others := _list_shares(results, tuner):
+            took = statistics.median(one.seconds_of_others[tuner] for one in results if tuner in one.seconds_of_others)
+            lines.append(
+                f"{tuner}: median {statistics.median(others):.1%} of the grid's best, worst {min(others):.1%}, "
+                f"in {took:.0f} s."
+            )
     return "\n".join(lines)
+
+
+def _list_shares(results: Sequence[WorkloadResult], label: str) -> list[float]:
+    return [share for one in results if (share := one.choice_share(label)) is not None]
 
 
 def run(workloads: Sequence[BenchWorkload], results: Path, description: str | None, rounds: int) -> None:
@@ -300,7 +312,7 @@ def run(workloads: Sequence[BenchWorkload], results: Path, description: str | No
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--rounds", type=int, default=rounds, help=f"whole runs of each configuration ({rounds})")
     parser.add_argument("--skip-grid", action="store_true", help="compare with the defaults and CPUs only")
-    parser.add_argument("--loadtune", action="store_true", help="let loadtune choose as well (group `bench`)")
+    parser.add_argument("--tuners", nargs="+", choices=OTHER_TUNERS, default=(), help="let these choose as well")
     parser.add_argument("--device", help="device of the training step")
     parser.add_argument("--minutes", type=float, help="start no workload after that time")
     parser.add_argument("--results", type=Path, default=results, help=f"file of the results ({results})")
@@ -312,7 +324,7 @@ def run(workloads: Sequence[BenchWorkload], results: Path, description: str | No
     found: dict[str, WorkloadResult] = {}
     if given.results.exists():
         found = {one.workload: one for one in stored.validate_json(given.results.read_bytes())}
-    tuners = (run_dltune, *((run_loadtune,) if given.loadtune else ()))
+    tuners = (run_dltune, *(OTHER_TUNERS[name] for name in given.tuners))
     began = time.monotonic()
     for workload in (one for one in workloads if one.name in given.only):
         if given.minutes is not None and time.monotonic() - began > 60 * given.minutes:

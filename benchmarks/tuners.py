@@ -7,7 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,6 +19,7 @@ from pydantic import Field
 
 from autotune import TunedProfile
 from autotune.config import FrozenModel, Interval, LoaderConfig
+from autotune.request import SamplerName
 from benchmarks.training import Step, make_environment, make_step
 from benchmarks.workloads.catalogue import find_workload
 from benchmarks.workloads.grid import as_config
@@ -54,7 +56,7 @@ class Choice(FrozenModel):
     trials: int = 0
 
 
-def make_command(workload: BenchWorkload) -> list[str]:
+def make_command(workload: BenchWorkload, sampler: SamplerName = "model") -> list[str]:
     """Return the command that tunes a workload as a user would."""
     options = ["--dataset", workload.dataset, "--batch-size", str(workload.batch_size)]
     options += ["--epochs", str(workload.epochs), "--trials", str(workload.trials)]
@@ -65,10 +67,11 @@ def make_command(workload: BenchWorkload) -> list[str]:
         options += ["--trial-time", f"{workload.trial_seconds * 1000:.0f}ms"]
     for key, value in workload.dataset_args.items():
         options += ["--arg", f"{key}={json.dumps(value)}"]
+    options += [] if sampler == "model" else ["--sampler", sampler]
     return [sys.executable, "-m", "autotune", *options, "--json"]
 
 
-def tune_profile(workload: BenchWorkload) -> tuple[TunedProfile, float]:
+def tune_profile(workload: BenchWorkload, sampler: SamplerName = "model") -> tuple[TunedProfile, float]:
     """Run dltune in an empty folder; return its profile and the seconds that it took.
 
     Raises:
@@ -76,18 +79,17 @@ def tune_profile(workload: BenchWorkload) -> tuple[TunedProfile, float]:
     """
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
-        finished = subprocess.run(
-            make_command(workload), check=True, capture_output=True, text=True, cwd=folder, env=make_environment()
-        )
+        command = make_command(workload, sampler)
+        finished = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder, env=make_environment())
         seconds = time.monotonic() - started
     return TunedProfile.model_validate_json(finished.stdout), seconds
 
 
-def run_dltune(workload: BenchWorkload) -> Choice:
+def run_dltune(workload: BenchWorkload, sampler: SamplerName = "model") -> Choice:
     """Run dltune in an empty folder; raises subprocess.CalledProcessError if it fails."""
-    profile, seconds = tune_profile(workload)
+    profile, seconds = tune_profile(workload, sampler)
     return Choice(
-        tuner="dltune",
+        tuner="dltune" if sampler == "model" else sampler,
         config=profile.config,
         seconds=seconds,
         predicted=profile.result.samples_per_second,
@@ -111,6 +113,15 @@ def run_loadtune(workload: BenchWorkload) -> Choice:
         process = config.process.model_copy(update={"non_blocking": config.dataloader.pin_memory})
         config = config.model_copy(update={"process": process})
     return Choice(tuner="loadtune", config=config, seconds=seconds)
+
+
+OTHER_TUNERS: Final[dict[str, Callable[[BenchWorkload], Choice]]] = {
+    "loadtune": run_loadtune,
+    "random": partial(run_dltune, sampler="random"),
+    "tpe": partial(run_dltune, sampler="tpe"),
+    "gp": partial(run_dltune, sampler="gp"),
+}
+"""Tuners to compare with; the samplers, which are Optuna's, run in dltune with its trials, limits and validation."""
 
 
 def _read_applied(path: Path) -> dict[str, Any]:

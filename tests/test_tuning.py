@@ -232,12 +232,19 @@ def test_an_interrupted_run_is_continued_with_its_trials_by_the_same_request() -
 
 def test_an_interrupted_run_from_a_result_keeps_it_and_is_continued_by_the_next() -> None:
     first, view = run(Bench(saturating)).profile, Stops()
-    assert run(interrupted_after(3), earlier=first).interrupted
+    assert run(interrupted_after(3)).interrupted
     assert saved() == first
     assert [one.is_validated for one in read_file(Path("dltune.json")).profiles] == [True, False]
-    last = run(Bench(saturating), earlier=first, progress=view).profile
+    last = run(Bench(saturating), progress=view).profile
     assert view.resumed == 3
     assert read_file(Path("dltune.json")).profiles == (last,)
+
+
+def test_the_same_request_again_begins_with_its_result() -> None:
+    first, again = run(Bench(saturating)).profile, Bench(saturating)
+    run(again)
+    assert [one.dataloader.num_workers for one in again.configs[:2]] == [0, first.dataloader.num_workers]
+    assert again.configs[1] == first.config
 
 
 def test_a_single_validation_run_does_not_replace_a_validated_profile() -> None:

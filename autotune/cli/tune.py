@@ -62,13 +62,9 @@ def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tun
 
     with raise_on_signals():
         with SupervisorClient(request.workload) as supervisor:  # imports torch meanwhile
-            from autotune.preparation import find_stored
             from autotune.report.render import render_summary
-            from autotune.system.machine import read_machine
             from autotune.tuning import tune
 
-            if earlier is None and not request.fresh:
-                earlier = find_stored(request, read_machine(), validated=True)
             with RunDisplay(verbose=options["verbose"], quiet=options["quiet"]) as progress:
                 found = tune(request, progress=progress, earlier=earlier, supervisor=supervisor)
                 progress.show_result(found.profile)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from autotune.profiles.device_prefetch import find_tensors
 from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
-from autotune.system.machine import AvailableMemory, count_launcher_cpus, read_machine, read_shm
+from autotune.system.machine import AvailableMemory, read_machine, read_shm
 from autotune.system.procfs import PROC, list_folder, list_used_segments, read_field, read_smaps
 from autotune.units import format_bytes, parse_budget
 
@@ -35,7 +35,7 @@ class WorkerLimits:
 
     def __init__(self, max_memory: str = "80%", max_workers: int | None = None, processes: int = 1) -> None:
         machine = read_machine()
-        self.cpus = share_cpus(machine.usable_cpus, processes)
+        self.cpus = min(machine.usable_cpus, machine.of_host(processes).per_rank(processes).usable_cpus)
         self._max_memory, self._processes = max_memory, processes
         self._most = max(MAX_SEARCHED_WORKERS, int(2 * self.cpus)) if max_workers is None else max_workers
         self._nofile = machine.nofile_limit
@@ -115,12 +115,6 @@ class WorkerLimits:
     def _read_budget(self, used: int) -> int:
         available = self._memory.read() + used * self._processes
         return min(parse_budget(self._max_memory, available), available) // self._processes
-
-
-def share_cpus(usable: float, processes: int) -> float:
-    """Return the CPUs of each training process; a launcher may have bound each one to CPUs of its own."""
-    is_bound = processes > 1 and len(os.sched_getaffinity(0)) < (of_launcher := count_launcher_cpus())
-    return min(usable, of_launcher / processes) if is_bound else usable / processes
 
 
 def _read_positions() -> dict[tuple[str, str], int]:

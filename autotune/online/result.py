@@ -54,7 +54,7 @@ def find_start(path: Path, facts: LoaderFacts) -> tuple[WorkerSettings, Window |
 
     With them is one second of that run, unless it ended before it had tried all that it proposed.
     """
-    workload, hardware = facts.workload, read_hardware()
+    workload, hardware = facts.workload, read_hardware(facts.workload.nproc_per_node)
     for one in read_profiles(path):
         if one.is_from_training and one.workload.id == workload.id and one.hardware.is_like(hardware):
             settings = WorkerSettings(one.dataloader.num_workers, one.dataloader.prefetch_factor or 2)
@@ -81,10 +81,11 @@ def _identify(loader: DataLoader[Any], size: int | None, processes: int) -> Work
     )
 
 
-def read_hardware() -> Hardware:
-    """Return the hardware of this process, with its accelerator."""
+def read_hardware(processes: int = 1) -> Hardware:
+    """Return the hardware that the training processes of this host share, with its accelerators."""
     gpus = read_gpus() if torch.backends.cuda.is_built() else ()  # torch would initialize CUDA, which workers inherit
-    return read_machine().hardware(Accelerator(name=gpus[0], count=gpus.count(gpus[0])) if gpus else None)
+    accelerator = Accelerator(name=gpus[0], count=gpus.count(gpus[0])) if gpus else None
+    return read_machine().of_host(processes).hardware(accelerator)
 
 
 def save_result(
@@ -137,7 +138,7 @@ def save_result(
     )
     profile = TunedProfile(
         config=config,
-        hardware=read_hardware(),
+        hardware=read_hardware(facts.workload.nproc_per_node),
         software=read_software(),
         workload=facts.workload,
         result=result,

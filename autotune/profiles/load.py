@@ -8,7 +8,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,7 @@ from autotune.profiles.loaders import NEEDS_WORKERS, choose_arguments, list_kept
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_file
 from autotune.settings import SETTINGS
-from autotune.system.machine import (
-    Hardware,
-    MachineProfile,
-    count_launcher_cpus,
-    describe_local_hardware,
-    read_machine,
-)
+from autotune.system.machine import Hardware, MachineProfile, describe_local_hardware, read_machine
 from autotune.system.software import read_local_world_size, read_start_method_in_force, read_torch
 from autotune.units import format_bytes, format_seconds
 
@@ -324,9 +318,7 @@ def load(
     processes = read_local_world_size() if nproc_per_node is None else nproc_per_node
     if processes < 1:
         raise ProfileError(f"nproc_per_node={processes} must be at least 1.")
-    machine = read_machine()
-    if processes > 1:  # this one may be bound to a part of the CPUs
-        machine = replace(machine, affinity_cpus=max(machine.affinity_cpus, count_launcher_cpus()))
+    machine = read_machine().of_host(processes)
     found = select_profile(Path(path), profile, machine, processes)
     here, scaled_down = describe_here(found, machine), scale_down(found, machine, processes)
     is_exact = measure_distance(found.hardware, here) == (False, 0) and found.workload.nproc_per_node == processes

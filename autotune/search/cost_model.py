@@ -71,9 +71,7 @@ def predict_throughput(config: LoaderConfig, workload: WorkloadProfile, usable_c
     """Predict the throughput of a training run of `epochs` epochs; it is greater than zero."""
     size, workers = batch_samples(config, workload), config.dataloader.num_workers
     steady = max(1e-7, *predict_stages(config, workload, usable_cpus))
-    batches = workload.epoch_batches
-    if batches is None and workload.samples is not None:
-        batches = workload.samples // size if workload.drop_last else -(-workload.samples // size)
+    batches = count_epoch_batches(workload, size)
     if batches is None:
         return size / steady
     if batches == 0:
@@ -85,15 +83,24 @@ def predict_throughput(config: LoaderConfig, workload: WorkloadProfile, usable_c
     return epochs * batches * size / max(epochs * (batches * steady + fill) + starts * start, 1e-9)
 
 
+def count_epoch_batches(workload: WorkloadProfile, batch_size: int) -> int | None:
+    """Return the batches of an epoch; None if unknown."""
+    if workload.epoch_batches is not None or workload.samples is None:
+        return workload.epoch_batches
+    return workload.samples // batch_size if workload.drop_last else -(-workload.samples // batch_size)
+
+
 def max_useful_workers(workload: WorkloadProfile, batch_size: int, usable_cpus: float) -> int:
     """Return about twice the workers that the model predicts to be useful, at least the CPUs plus two.
 
-    The model does not know what threads of the step cost that spin, so more workers are possible with such a step.
+    The model does not know what threads of the step cost that spin, so more workers are possible with such a step. Each
+    epoch gives its first batch to the first worker, so that there is no use for more workers than batches.
     """
     load, step = (max(cost.at(batch_size), 1e-7) for cost in (workload.load_cost, workload.step_cost))
     useful = load / max(step, load * min(1.0, workload.cpu_share) / usable_cpus, 1e-7)
     most = max(count_whole_cpus(usable_cpus), math.ceil(2 * useful)) + 2
-    return max(most, SPINNING_WORKERS) if has_spinning_step(workload) else most
+    most = max(most, SPINNING_WORKERS) if has_spinning_step(workload) else most
+    return min(most, max(1, count_epoch_batches(workload, batch_size) or most))
 
 
 def has_spinning_step(workload: WorkloadProfile) -> bool:

@@ -81,6 +81,10 @@ class MachineProfile:
         """The smaller of affinity and quota."""
         return float(min(self.affinity_cpus, self.quota_cpus or math.inf))
 
+    def of_host(self, processes: int) -> MachineProfile:
+        """Return the machine that so many training processes share: srun binds each one to a part of the CPUs."""
+        return self if processes == 1 else replace(self, affinity_cpus=max(self.affinity_cpus, count_launcher_cpus()))
+
     def per_rank(self, processes: int) -> MachineProfile:
         """Return the machine with the CPUs of one of several training processes; budgets divide the other resources."""
         return self if processes == 1 else replace(self, quota_cpus=self.usable_cpus / processes)

@@ -37,11 +37,20 @@ def choose_eight(workload: BenchWorkload) -> Choice:
 
 def test_the_choice_is_compared_with_the_best_of_the_grid_and_the_prediction_with_whole_runs() -> None:
     result = measure(find_workload("tutorial"), 2, choose=(choose_eight,), train=train_by_formula)
-    assert result.choice_share == pytest.approx(8 / 12)
+    assert result.choice_share() == pytest.approx(8 / 12)
     assert result.prediction_ratio == pytest.approx(1.1)
     assert result.is_covered
     assert result.rate("defaults") == pytest.approx(100.0)
     assert "66.7%" in format_results([result])
+
+
+def test_other_tuners_are_compared_with_the_same_grid_and_their_time_is_shown() -> None:
+    def choose_four(workload: BenchWorkload) -> Choice:
+        return Choice(tuner="random", config=make_config(workload.batch_size, 4), seconds=41.0)
+
+    result = measure(find_workload("tutorial"), 1, choose=(choose_eight, choose_four), train=train_by_formula)
+    assert result.choice_share("random") == pytest.approx(4 / 12)
+    assert "random: median 33.3% of the grid's best, worst 33.3%, in 41 s." in format_results([result])
 
 
 def test_even_a_perfect_choice_is_below_the_best_by_the_scatter_of_the_runs() -> None:
@@ -58,7 +67,7 @@ def test_even_a_perfect_choice_is_below_the_best_by_the_scatter_of_the_runs() ->
 
 def test_without_a_grid_the_choice_is_compared_with_the_defaults_alone() -> None:
     result = measure(find_workload("tutorial"), 1, with_grid=False, choose=(choose_eight,), train=train_by_formula)
-    assert result.choice_share is None
+    assert result.choice_share() is None
     assert {label for one in result.measured for label in one.labels} == {"dltune", "defaults", "CPUs"}
 
 
@@ -73,6 +82,8 @@ def test_the_command_is_that_of_a_user() -> None:
     assert "--dataset examples.tutorial:make_dataset --batch-size 32" in command
     assert "--step-time 10ms" in command
     assert "--arg samples=64" in command
+    assert "--sampler" not in command
+    assert make_command(workload, "tpe")[-3:-1] == ["--sampler", "tpe"]
 
 
 def test_a_real_step_on_a_device_is_given_by_its_name() -> None:

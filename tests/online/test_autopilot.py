@@ -262,6 +262,16 @@ def test_the_hardware_of_a_result_is_read_without_cuda(monkeypatch: pytest.Monke
     assert not torch.cuda.is_initialized()
 
 
+def test_the_hardware_of_a_result_is_that_of_the_host_where_a_launcher_binds_each_process_to_cpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("autotune.system.machine.read_cpu_quota", lambda *folders: None)
+    alone = read_hardware()
+    monkeypatch.setattr("autotune.system.machine.count_launcher_cpus", lambda: 1 << 10)
+    assert read_hardware(4).usable_cpus == 1 << 10
+    assert read_hardware() == alone
+
+
 def order_without_tuning() -> list[int]:
     loader = DataLoader(Waiting(0.0, 3200), 8, shuffle=True, generator=torch.Generator().manual_seed(1))
     return [index for batch in loader for index in batch[:, 0].int().tolist()]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-import os
 
 import pytest
 import torch
 
 from autotune.online.group import wait_for_ending_workers
-from autotune.online.limits import WorkerLimits, share_cpus
+from autotune.online.limits import WorkerLimits
 from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
+from tests.builders import make_machine
 
 
 @pytest.fixture(autouse=True)
@@ -36,13 +36,17 @@ def test_memory_limits_the_workers_that_do_not_run_yet(running: int, most: int) 
 
 
 @pytest.mark.parametrize(
-    ("own", "of_launcher", "cpus"), [(12, 96, 12.0), (96, 96, 12.0), (24, 96, 12.0)], ids=["bound", "shared", "in twos"]
+    ("own", "quota", "cpus"),
+    [(12, None, 12.0), (96, None, 12.0), (24, None, 12.0), (6, None, 6.0), (12, 32.0, 4.0)],
+    ids=["bound", "shared", "in twos", "to fewer", "with a quota"],
 )
-def test_processes_that_a_launcher_binds_to_cpus_have_those(
-    own: int, of_launcher: int, cpus: float, monkeypatch: pytest.MonkeyPatch
+def test_eight_processes_that_a_launcher_binds_to_a_part_of_96_cpus_have_their_share(
+    own: int, quota: float | None, cpus: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(of_launcher if pid else own)))
-    assert share_cpus(float(own), processes=8) == cpus
+    machine = make_machine(affinity_cpus=own, quota_cpus=quota)
+    monkeypatch.setattr("autotune.online.limits.read_machine", lambda: machine)
+    monkeypatch.setattr("autotune.system.machine.count_launcher_cpus", lambda: 96)
+    assert WorkerLimits(processes=8).cpus == cpus
 
 
 def test_several_processes_share_the_host() -> None:

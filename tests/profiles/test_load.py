@@ -111,7 +111,7 @@ def test_processes_that_a_launcher_bound_to_their_cpus_keep_their_workers(
 ) -> None:
     machine = make_machine(affinity_cpus=8)
     monkeypatch.setattr("autotune.profiles.load.read_machine", lambda: machine)
-    monkeypatch.setattr("autotune.profiles.load.count_launcher_cpus", lambda: 32)
+    monkeypatch.setattr("autotune.system.machine.count_launcher_cpus", lambda: 32)
     profile = make_profile(hardware=machine.hardware(None), dataloader=make_config(12).dataloader)
     with pytest.warns(UserWarning, match="not for 4"):
         assert load(write_profiles(tmp_path, profile), nproc_per_node=4).config.dataloader.num_workers == 12

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import ProfileError
-from autotune.preparation import find_training_run, rebuild_request
+from autotune.preparation import find_earlier, rebuild_request
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import save_profile
 from autotune.search.loop import MAX_SEEDS, MIN_TRIALS, Search, SearchOutcome, choose_seeds
@@ -163,7 +163,7 @@ def test_the_result_of_a_training_run_is_found_unless_the_run_is_to_be_fresh(fre
     workload = make_profile().workload.model_copy(update={"samples": plan.workload.samples})
     search = make_search_record(sampler="training")
     save_profile(Path(request.output), make_profile(search=search, workload=workload, hardware=plan.hardware))
-    found = find_training_run(dataclasses.replace(plan, request=request))
+    found = find_earlier(dataclasses.replace(plan, request=request))
     assert (found is None) is fresh
 
 
