@@ -26,7 +26,10 @@ from autotune.search.space import list_requested_sizes
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.software import read_software
 from autotune.time_budget import TimeBudget
-from autotune.validation.runs import CandidateRuns, NoiseMonitor, measure_run, validate
+from autotune.validation.candidate_runs import CandidateRuns
+from autotune.validation.comparison import Comparison
+from autotune.validation.noise import NoiseMonitor
+from autotune.validation.runs import measure_run, validate
 
 MIN_RATIO: Final = 0.9  # to the prediction, or to the baseline: profiles that are certainly below are retuned
 MAX_RATIO: Final = 1.25  # to the prediction: a profile that is certainly above was tuned for something else
@@ -168,7 +171,7 @@ def _compare_with_prediction(
         return Remeasurement(**found, ratio_to_prediction=0.0, ratio_to_prediction_ci95=None)
     now, interval, was, was_interval = runs.rate, runs.ci95(), result.samples_per_second, result.samples_per_second_ci95
     if baseline is not None and baseline.rate:
-        speedup, speedup_ci95 = runs.compare(baseline)
+        speedup, speedup_ci95 = Comparison().speedup(runs, baseline)
         found |= {"speedup": speedup, "speedup_ci95": speedup_ci95}
         if then is not None and then.config == baseline.config and then.samples_per_second and result.speedup:
             found["machine_change"] = baseline.rate / then.samples_per_second

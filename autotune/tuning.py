@@ -30,9 +30,11 @@ from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.procfs import TRIAL_VARIABLE
 from autotune.system.signals import defer_interrupts, raise_lost_interrupt
 from autotune.time_budget import TimeBudget
+from autotune.validation.candidate_runs import CandidateRuns
 from autotune.validation.decision import select_candidates
+from autotune.validation.noise import NoiseMonitor
 from autotune.validation.result import build_profile
-from autotune.validation.runs import CandidateRuns, NoiseMonitor, Validation, validate
+from autotune.validation.runs import Validation, validate
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -95,7 +97,8 @@ def tune(
         if found.interrupted_by is None and time_budget.allows_runs(1):
             monitor = NoiseMonitor(plan.machine.usable_cpus, stop_children=runner.close) if run_trial is None else None
             choose = partial(_select_candidates, plan, found)
-            validation = validate(plan, choose, measure, progress, monitor, time_budget.allows_runs)
+            surrogate = found.model.surrogate
+            validation = validate(plan, choose, measure, progress, monitor, time_budget.allows_runs, surrogate)
         return _save(plan, found, validation, time_budget, runner)
 
 

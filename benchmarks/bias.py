@@ -21,7 +21,8 @@ from autotune.protocol.budgets import plan_budgets
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.system.machine import read_machine
-from autotune.validation.runs import CandidateRuns, measure_run
+from autotune.validation.candidate_runs import CandidateRuns
+from autotune.validation.runs import measure_run
 from benchmarks.suite import train_whole_run
 from benchmarks.tables import format_table, say
 from benchmarks.workloads.catalogue import find_workload

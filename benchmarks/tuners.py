@@ -80,7 +80,9 @@ def tune_profile(workload: BenchWorkload, sampler: SamplerName = "model") -> tup
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         command = make_command(workload, sampler)
-        finished = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder, env=make_environment())
+        finished = subprocess.run(
+            command, check=True, capture_output=True, text=True, cwd=folder, env=make_environment()
+        )
         seconds = time.monotonic() - started
     return TunedProfile.model_validate_json(finished.stdout), seconds
 

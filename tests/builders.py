@@ -27,7 +27,7 @@ from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, Linear
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.system.cgroups import CpuCounters, CpuThrottling
 from autotune.system.machine import Accelerator, Hardware, MachineProfile, Software
-from autotune.validation.runs import CandidateRuns
+from autotune.validation.candidate_runs import CandidateRuns
 
 KIB = 1024
 MIB = 1024**2

@@ -74,6 +74,22 @@ def paired_ratio(
     return math.exp(statistics.median(logs)), _log_interval(logs, math.sqrt(2) * PAIR_SPREAD, picked_of, others)
 
 
+def combine_ratio(
+    ratio: float, interval: Interval, expected: float, error: float, picked_of: int = 1
+) -> tuple[float, Interval]:
+    """Combine a ratio and its interval with an independent estimate and its relative standard deviation, by precision.
+
+    The ratio of few runs is a median, which weighs as the center of its interval.
+    """
+    low, high = (math.log(end) for end in interval)
+    own, other = (high - low) / 2, error * statistics.NormalDist().inv_cdf(1 - TAIL / max(1, picked_of))
+    share = other**2 / (own**2 + other**2)
+    center = share * (low + high) / 2 + (1 - share) * math.log(expected)
+    half = math.sqrt(share) * own
+    ratio = math.exp(share * math.log(ratio) + (1 - share) * math.log(expected))
+    return ratio, (math.exp(center - half), math.exp(center + half))
+
+
 def _sum_squares(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
     """Return the sum of squared deviations from the group means, and its degrees of freedom."""
     large = [group for group in groups if len(group) > 1]

@@ -8,7 +8,6 @@ non-default setting.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -18,7 +17,9 @@ from autotune.search.cost_model import has_spinning_step
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.settings import describe_difference, differing_settings
-from autotune.validation.runs import MIN_SPEEDUP, CandidateRuns, Validation, find_alternative, measure_change
+from autotune.validation.candidate_runs import CandidateRuns
+from autotune.validation.noise import measure_change
+from autotune.validation.runs import Validation
 
 NEAR_BEST_RATIO: Final = 0.92  # of the best of the search, whose trials are accurate to about 5%
 MIN_CANDIDATE_RATIO: Final = 0.75  # of the best of the search, which may be an outlier
@@ -79,21 +80,16 @@ def decide(
     validation: Validation,
     plan: Plan,
     trial_rates: Mapping[LoaderConfig, float] | None = None,
-    expect: Callable[[LoaderConfig], float] | None = None,
 ) -> Decision | None:
     """Decide by the runs of the validation; None if neither the baseline nor any candidate ran, or only the baseline.
 
-    The throughputs in `trial_rates`, those of the search, only show how much the machine has changed since. `expect`
-    returns the throughput that the search expects: for a tie, both measurements count equally.
+    The throughputs in `trial_rates`, those of the search, only show how much the machine has changed since.
     """
     change = measure_change(validation.measured, trial_rates or {})
     baseline, rated = validation.baseline, (one for one in validation.candidates if one.rate)
     field = [one for one in validation.measured if one is not baseline]
-    running = sorted(rated, key=lambda one: one.rate, reverse=True)
+    comparison, running = validation.comparison, sorted(rated, key=lambda one: one.rate, reverse=True)
     by_config = {one.config: one for one in running}
-
-    def level(one: CandidateRuns) -> float:
-        return one.rate if expect is None else math.sqrt(one.rate * expect(one.config))
 
     def count_changes(one: CandidateRuns) -> int:
         return len(plan.list_training_changes(one.config))
@@ -107,33 +103,33 @@ def decide(
         return count_changes(one), loader.num_workers, is_nearly_full(one), len(non_defaults), one.peak_host_bytes
 
     def is_worth_its_changes(one: CandidateRuns) -> bool:
-        alternative = find_alternative(plan, one, running)
-        return alternative is None or one.is_faster_than(alternative, MIN_SPEEDUP, field)
+        alternative = comparison.find_alternative(plan, one, running)
+        return alternative is None or comparison.is_gain(one, alternative)
 
     def is_worth_its_settings(one: CandidateRuns) -> bool:
         variant = by_config.get(plan.default_variant(one.config))
         if variant is None or variant is one or variant not in pool or is_nearly_full(variant) > is_nearly_full(one):
             return True
-        return one.is_faster_than(variant, 1 / TIE_RATIO, field, floor=TIE_RATIO)
+        return comparison.is_gain(one, variant, 1 / TIE_RATIO, floor=TIE_RATIO)
 
-    pool = [one for one in running if not baseline.rate or one.is_faster_than(baseline, MIN_SPEEDUP, field)]
+    pool = [one for one in running if not baseline.rate or comparison.is_faster(one, baseline)]
     pool = [one for one in pool if is_worth_its_changes(one)]
     pool = [one for one in pool if is_worth_its_settings(one)]
-    highest = max(map(level, pool), default=0.0)
-    ties = [one for one in pool if level(one) >= TIE_RATIO * highest]
+    highest = max(map(comparison.rate, pool), default=0.0)
+    ties = [one for one in pool if comparison.rate(one) >= TIE_RATIO * highest]
     if field and not any(one.rates or one.failures for one in field):
         return None  # it ended after the baseline
     if not ties:
         kept = Decision(baseline.config, baseline.rate, baseline.ci95((), field, change), 1.0, (1.0, 1.0))
         return kept if baseline.rate else None
     winner = min(ties, key=cost)
-    speedup, interval = winner.compare(baseline, field) if baseline.rate else (None, None)
+    speedup, interval = comparison.speedup(winner, baseline) if baseline.rate else (None, None)
     others = [by_config.get(keep(winner.config)) for keep in (plan.keep_order, plan.default_variant)]
     if "batch_size" in plan.list_training_changes(winner.config):
         others.append(next((one for one in running if not count_changes(one)), None))
     gains = list[Contribution]()
     for one in dict.fromkeys(one for one in others if one is not None and one is not winner):
-        setting, (gain, ci95) = describe_difference(winner.config, one.config), winner.compare(one, field)
+        setting, (gain, ci95) = describe_difference(winner.config, one.config), comparison.gain(winner, one)
         gains.append(Contribution(setting=setting, samples_per_second=winner.rate, speedup=gain, speedup_ci95=ci95))
     rate_interval = winner.ci95(field, [baseline], change)
     return Decision(winner.config, winner.rate, rate_interval, speedup, interval, tuple(gains))

@@ -19,8 +19,9 @@ from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord, find_best
 from autotune.settings import SETTINGS, describe_config, setting_values
 from autotune.units import format_bytes, format_seconds
+from autotune.validation.candidate_runs import MAX_RUN_ERROR, CandidateRuns
 from autotune.validation.decision import Decision, decide
-from autotune.validation.runs import MAX_RUN_ERROR, MIN_RUNS, CandidateRuns, Validation
+from autotune.validation.runs import MIN_RUNS, Validation
 
 if TYPE_CHECKING:  # it imports optuna, which `dltune check` does not need
     from autotune.search.loop import SearchOutcome
@@ -51,7 +52,7 @@ def build_profile(
         for one in found.records
         if one.is_feasible and one.relative_error is not None and one.relative_error <= MAX_RUN_ERROR
     }
-    decision = decide(validation, plan, precise, lambda config: found.model.surrogate.predict([config])[0])
+    decision = decide(validation, plan, precise)
     if decision is None:
         unchanged = [record for record in found.records if not plan.list_training_changes(record.config)]
         if (best := find_best(unchanged) or find_best(found.records)) is None:  # no gain is certain enough for a change

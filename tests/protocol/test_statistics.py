@@ -13,6 +13,7 @@ from autotune.protocol.statistics import (
     ROUND_WEIGHT,
     TAIL,
     TRAINING_SHARE,
+    combine_ratio,
     paired_ratio,
     student_t,
     throughput_ci95,
@@ -78,3 +79,23 @@ def test_the_ratio_is_the_median_and_its_interval_is_taken_on_logarithms() -> No
     half = student_t(ROUND_WEIGHT + 2) * math.sqrt(variance / 3)
     assert ratio == pytest.approx(2.0)
     assert interval == pytest.approx((2 * math.exp(-half), 2 * math.exp(half)))
+
+
+@given(st.floats(0.5, 2.0), st.floats(0.01, 0.5), st.floats(0.5, 2.0), st.floats(0.001, 0.5), st.integers(1, 5))
+def test_a_ratio_combined_with_another_estimate_lies_between_both_with_a_narrower_interval(
+    ratio: float, half: float, expected: float, error: float, picked_of: int
+) -> None:
+    own = (ratio * math.exp(-half), ratio * math.exp(half))
+    combined, (low, high) = combine_ratio(ratio, own, expected, error, picked_of)
+    assert min(ratio, expected) <= combined * 1.000001
+    assert combined <= max(ratio, expected) * 1.000001
+    assert low <= combined <= high
+    assert high / low <= own[1] / own[0] * 1.000001
+
+
+def test_two_equal_estimates_narrow_the_interval_by_the_square_root_of_two() -> None:
+    error = 0.1
+    half = error * 1.959964
+    ratio, (low, high) = combine_ratio(1.2, (1.2 * math.exp(-half), 1.2 * math.exp(half)), 1.2, error)
+    assert ratio == pytest.approx(1.2)
+    assert math.log(high / low) == pytest.approx(2 * half / math.sqrt(2), rel=1e-5)

@@ -10,8 +10,10 @@ import pytest
 from autotune.config import Interval, LoaderConfig
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
+from autotune.search.surrogate import Surrogate
+from autotune.validation.candidate_runs import CandidateRuns
 from autotune.validation.decision import Decision, decide, select_candidates
-from autotune.validation.runs import CandidateRuns, Validation
+from autotune.validation.runs import Validation
 from tests.builders import GIB, make_candidate, make_config, make_result, make_workload
 from tests.search.formulas import make_test_plan
 
@@ -22,8 +24,11 @@ SLOW = make_candidate(BASELINE, 100.0, 100.0, 100.0)
 PLAN = make_test_plan(fixed={})
 
 
-def try_decide(baseline: CandidateRuns, candidates: Sequence[CandidateRuns], **options: Any) -> Decision | None:
-    return decide(Validation(baseline, tuple(candidates), measured=(baseline, *candidates)), PLAN, **options)
+def try_decide(
+    baseline: CandidateRuns, candidates: Sequence[CandidateRuns], surrogate: Surrogate | None = None
+) -> Decision | None:
+    validation = Validation(baseline, tuple(candidates), measured=(baseline, *candidates), surrogate=surrogate)
+    return decide(validation, PLAN)
 
 
 def choose(baseline: CandidateRuns, *candidates: CandidateRuns) -> Decision:
@@ -42,8 +47,9 @@ def usual(workers: int, **changes: Any) -> LoaderConfig:
     return make_config(workers, **{"persistent_workers": True, **changes})
 
 
-def make_record(config: LoaderConfig, rate: float) -> TrialRecord:
-    return TrialRecord(config=config, samples_per_second=rate, result=make_result(config, rate))
+def make_record(config: LoaderConfig, rate: float, error: float | None = None) -> TrialRecord:
+    result = make_result(config, rate)
+    return TrialRecord(config=config, samples_per_second=rate, relative_error=error, result=result)
 
 
 def select(*rates: tuple[LoaderConfig, float], **options: Any) -> list[LoaderConfig]:
@@ -165,9 +171,26 @@ def test_of_two_that_tie_the_simpler_one_wins(simple: LoaderConfig, fast: Loader
 def test_fewer_workers_tie_only_if_the_search_agrees(expected: float, chosen: int) -> None:
     rates = {usual(2): expected, usual(8): 200.0}
     few, many = make_candidate(usual(2), 197.0, 197.0), make_candidate(usual(8), 200.0, 200.0)
-    decision = try_decide(SLOW, [few, many], expect=rates.__getitem__)
+    decision = try_decide(SLOW, [few, many], Surrogate(rates.__getitem__))
     assert decision is not None
     assert decision.config == usual(chosen)
+
+
+@pytest.mark.parametrize(("gain", "is_certain"), [(1.15, True), (1.0, False)])
+@pytest.mark.parametrize("change", [{"in_order": False}, {"prefetch_factor": 1}])
+def test_a_gain_that_the_runs_show_without_certainty_counts_if_the_search_shows_it_too(
+    change: dict[str, Any], gain: float, is_certain: bool
+) -> None:
+    plain = make_candidate(usual(8), 1000.0, 1060.0, 900.0)
+    changed = make_candidate(usual(8, **change), 1150.0, 1060.0, 1160.0)
+    assert choose(SLOW, changed, plain).config == usual(8)
+    trials = [make_record(usual(count), 1000.0, 0.05) for count in (6, 8, 12)]
+    trials += [make_record(usual(count, **change), 1000.0 * gain, 0.05) for count in (6, 8, 12)]
+    decision = try_decide(SLOW, [changed, plain], Surrogate(lambda config: 1000.0, trials))
+    assert decision is not None
+    assert (decision.config == usual(8, **change)) is is_certain
+    if is_certain:
+        assert (decision.gains[0].speedup_ci95 or (0.0, 0.0))[0] > 1.0
 
 
 def test_of_two_that_differ_in_memory_only_the_one_that_needs_less_wins() -> None:

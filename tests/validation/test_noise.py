@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from autotune.validation.runs import READING_SECONDS, NoiseMonitor, measure_drift
+from autotune.validation.noise import READING_SECONDS, NoiseMonitor, measure_drift
 from tests.builders import make_counters
 
 

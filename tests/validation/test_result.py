@@ -18,9 +18,10 @@ from autotune.request import TuningRequest
 from autotune.search.loop import SearchOutcome
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
+from autotune.validation.candidate_runs import CandidateRuns
 from autotune.validation.decision import Decision
 from autotune.validation.result import GUESS_ERROR, build_profile, estimate_contributions, trace_workers
-from autotune.validation.runs import CandidateRuns, Validation
+from autotune.validation.runs import Validation
 from tests.builders import (
     GIB,
     MIB,

@@ -11,18 +11,10 @@ from autotune.profiles.schema import BatchWaits
 from autotune.progress import ProgressListener
 from autotune.protocol.measurement import RankWaits, TrialResult
 from autotune.protocol.messages import TrialRequest
-from autotune.validation.runs import (
-    MAX_RUNS,
-    MAX_SCATTERED_RUNS,
-    MIN_RUNS,
-    MIN_WAITS,
-    CandidateRuns,
-    NoiseMonitor,
-    Validation,
-    measure_change,
-    measure_run,
-    validate,
-)
+from autotune.validation.candidate_runs import MIN_WAITS, CandidateRuns
+from autotune.validation.comparison import Comparison
+from autotune.validation.noise import NoiseMonitor, measure_change
+from autotune.validation.runs import MAX_RUNS, MAX_SCATTERED_RUNS, MIN_RUNS, Validation, measure_run, validate
 from tests.builders import (
     GIB,
     MIB,
@@ -48,14 +40,14 @@ def make_runs(rates: dict[int, float], config: LoaderConfig = FEW) -> CandidateR
 
 def test_ratios_pair_runs_with_equal_numbers_although_a_candidate_rested_in_one() -> None:
     rested, other = make_runs({1: 110.0, 2: 110.0, 4: 55.0}), make_runs({1: 100.0, 2: 100.0, 3: 100.0, 4: 50.0})
-    speedup, interval = rested.compare(other)
+    speedup, interval = Comparison().speedup(rested, other)
     assert speedup == pytest.approx(1.1)
     assert interval is not None
     assert interval[0] > 1.02
 
 
 def test_configurations_without_a_common_run_are_compared_by_their_medians_without_an_interval() -> None:
-    speedup, interval = make_runs({1: 200.0}).compare(make_runs({2: 100.0}))
+    speedup, interval = Comparison().speedup(make_runs({1: 200.0}), make_runs({2: 100.0}))
     assert (round(speedup, 6), interval) == (2.0, None)
 
 
@@ -284,10 +276,10 @@ def test_a_baseline_that_is_far_behind_is_measured_once(factor: float, runs: int
 def test_the_interval_of_a_ratio_to_one_run_is_wide_and_shows_how_much_other_runs_vary() -> None:
     once, quiet = make_runs({1: 100.0}), make_runs({1: 300.0, 2: 303.0}, MANY)
     noisy = make_runs({1: 250.0, 2: 360.0}, MANY)
-    found = [one.compare(once, [one])[1] for one in (quiet, noisy)]
+    found = [Comparison([one]).speedup(one, once)[1] for one in (quiet, noisy)]
     widths = [high / low for low, high in filter(None, found)]
     assert 1.3 < widths[0] < widths[1]
-    assert make_runs({1: 300.0}, MANY).compare(once, [once])[1] is None
+    assert Comparison([once]).speedup(make_runs({1: 300.0}, MANY), once)[1] is None
 
 
 def test_an_interrupted_validation_has_the_runs_before() -> None:
