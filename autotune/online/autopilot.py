@@ -93,8 +93,7 @@ class Autopilot:
         needs_workers = own.workers > 0 and loader.worker_init_fn is not None  # which prepares the dataset
         if needs_workers and not begin.workers:
             begin, known = own, None
-        limit = limits.most_workers
-        self.controller = Controller(own, begin, limits.cpus, limit, known, needs_workers=needs_workers)
+        self.controller = Controller(own, begin, limits.cpus, self._limit_workers, known, needs_workers=needs_workers)
         self._started = time.perf_counter()
         self._short_seconds = SHORT_EPOCH_SECONDS if loader.persistent_workers else SHORT_STARTED_EPOCH_SECONDS
         self._counters = WorkerCounters()
@@ -105,6 +104,7 @@ class Autopilot:
         self._began: Window | None = None  # counts at the start of the window
         self._drift = ""  # what to say of it when it has converged again
         self._due = self._warm_up = 0  # batches of the epoch: until the next decision, and before a window
+        self._longest = 0  # batches of an epoch
         self._has_short_epochs = self._is_resuming = self._is_changing = self._has_reported = False
         weakref.finalize(loader, _end_all, self._kept)
 
@@ -137,6 +137,11 @@ class Autopilot:
         self._due = sys.maxsize if is_whole else self._warm_up
         self._is_resuming = not is_whole and self._began is not None
         return EpochIterator(epoch, self._before_batch, self._after_epoch)
+
+    def _limit_workers(self, prefetch: int, kept: int) -> int:
+        """Return the most workers within the limits; in short epochs, further ones than batches would get none."""
+        most = self._limits.most_workers(prefetch, kept)
+        return min(most, self._longest) if self._longest else most
 
     def _is_short(self, epoch: Epoch) -> bool:
         """Return whether the epoch so far is short, or has few batches after those that its workers began with."""
@@ -227,6 +232,7 @@ class Autopilot:
 
     def _after_epoch(self, epoch: Epoch) -> None:
         self._kept.extend(epoch.kept)
+        self._longest = max(self._longest, epoch.drawn)
         if epoch is self._epoch:
             self._epoch, self._total, self._has_short_epochs = None, self._read(epoch), self._is_short(epoch)
 

@@ -101,7 +101,8 @@ def _plan_next_run(
     needed = [one for one in candidates if one is best or one.config in variants]
     floor = DROP_BELOW_RATIO.get(runs, 0.0) * (comparison.rate(best) if candidates else 0.0)
     candidates = [one for one in candidates if one in needed or comparison.rate(one) >= floor]
-    rates = best.rates.values() or (1.0,)
+    leader = baseline if baseline.rate > best.rate else best
+    rates = leader.rates.values() or (1.0,)
     is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
     alternative = comparison.find_alternative(plan, best, needed)
     is_far_behind = len(baseline.rates) == 1 and best.rate > FAR_AHEAD_SPEEDUP * baseline.rate
@@ -111,7 +112,7 @@ def _plan_next_run(
     elif runs < MAX_RUNS and not is_far_behind and _is_open(best, baseline, comparison.speedup, MIN_SPEEDUP, MAX_RUNS):
         active = [baseline, best]
     elif is_scattered:
-        active = needed
+        active = [baseline] if leader is baseline else needed
     elif (
         alternative is not None and runs < MAX_RUNS and _is_open(best, alternative, comparison.gain, WORTHWHILE_CHANGE)
     ):

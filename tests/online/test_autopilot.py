@@ -158,6 +158,16 @@ def test_epochs_shorter_than_a_window_are_tuned_too() -> None:
     raise AssertionError("no workers were added in 60 epochs")
 
 
+def test_epochs_get_no_more_workers_than_batches() -> None:
+    loader: Any = autopilot(DataLoader(Waiting(0.02, 40), 8), None, quiet=True)
+    for _ in range(200):
+        assert len(list(loader)) == 5
+        controller = loader.autopilot_state.controller
+        if controller.has_converged:
+            break
+    assert 2 < max(one.workers for one in controller.windows) <= 5
+
+
 def test_epochs_whose_batches_are_all_under_way_at_once_are_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.online.autopilot.SHORT_STARTED_EPOCH_SECONDS", 0.1)
     loader: Any = autopilot(DataLoader(Waiting(0.005, 128), 8, num_workers=6, prefetch_factor=4), None, quiet=True)

@@ -188,6 +188,11 @@ def test_if_only_the_runs_of_the_fastest_differ_it_is_measured_once_more() -> No
     assert [one.config for one in found.candidates] == [FEW, MANY]
 
 
+def test_a_baseline_that_is_the_fastest_is_measured_once_more_if_its_runs_differ() -> None:
+    found, _ = validate_with(lambda config, number: 300.0 + 60.0 * number if config == PLAN.baseline else 100.0)
+    assert [len(one.rates) for one in found.measured] == [MAX_SCATTERED_RUNS, MIN_RUNS, MIN_RUNS]
+
+
 def test_an_uncertain_gain_gets_all_runs_of_the_fastest_and_of_the_baseline() -> None:
     found, _ = validate_with(
         lambda config, number: (104.0 if number % 2 else 107.0) if config in (FEW, MANY) else 100.0
