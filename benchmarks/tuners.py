@@ -25,6 +25,7 @@ from benchmarks.workloads.catalogue import find_workload
 from benchmarks.workloads.grid import as_config
 from benchmarks.workloads.workload import BenchWorkload
 
+SAMPLER_TIMEOUT: Final = "45s"  # of other samplers: the most that the default takes on these workloads
 LOADTUNE_FILE: Final = """\
 from benchmarks.tuners import make_loadtune_workload
 
@@ -67,7 +68,7 @@ def make_command(workload: BenchWorkload, sampler: SamplerName = "model") -> lis
         options += ["--trial-time", f"{workload.trial_seconds * 1000:.0f}ms"]
     for key, value in workload.dataset_args.items():
         options += ["--arg", f"{key}={json.dumps(value)}"]
-    options += [] if sampler == "model" else ["--sampler", sampler]
+    options += [] if sampler == "model" else ["--sampler", sampler, "--timeout", SAMPLER_TIMEOUT]
     return [sys.executable, "-m", "autotune", *options, "--json"]
 
 
@@ -123,7 +124,7 @@ OTHER_TUNERS: Final[dict[str, Callable[[BenchWorkload], Choice]]] = {
     "tpe": partial(run_dltune, sampler="tpe"),
     "gp": partial(run_dltune, sampler="gp"),
 }
-"""Tuners to compare with; the samplers, which are Optuna's, run in dltune with its trials, limits and validation."""
+"""Tuners to compare with. The samplers, which are Optuna's, run in dltune, with its trials, limits and validation."""
 
 
 def _read_applied(path: Path) -> dict[str, Any]:

@@ -150,6 +150,7 @@ class Supervisor:
         others = [pid for pid in descendants if not procfs.is_cleaner(pid)]
         procfs.signal_all(others, signal.SIGSTOP)  # so that segments are final
         segments = {name for pid in descendants for name in procfs.list_used_segments(pid)}
+        segments |= procfs.list_used_semaphores(others)
         deadline = time.monotonic() + CLEANER_GRACE_SECONDS
         while descendants and time.monotonic() < deadline + (
             MAX_EXIT_SECONDS if any(map(procfs.is_exiting, descendants)) else CLEANER_GRACE_SECONDS

@@ -23,6 +23,7 @@ from autotune.online.worker import TimedIndices
 
 HANG_SECONDS: Final = 120.0  # after which added workers that return nothing have failed, if the loader has no `timeout`
 END_SECONDS: Final = 5.0  # the longest that new workers wait for ending ones
+_STARTING: Final = threading.RLock()  # one thread at a time
 _ENDING: Final[dict[threading.Thread, object]] = {}  # iterators, whose copies no worker forked meanwhile may collect
 
 
@@ -205,13 +206,14 @@ def start_quietly(*, is_own: bool) -> Iterator[bool]:
     them dies, at worst between taking a lock and releasing it. `next` still raises that error.
     """
     signals: Any = signal_handling
-    register, is_collecting = signals._set_worker_pids, gc.isenabled()
-    gc.disable()
-    try:
-        if not is_own:
-            signals._set_worker_pids = lambda key, _: register(key, ())
-        yield is_collecting
-    finally:
-        if is_collecting:
-            gc.enable()
-        signals._set_worker_pids = register
+    with _STARTING:
+        register, is_collecting = signals._set_worker_pids, gc.isenabled()
+        gc.disable()
+        try:
+            if not is_own:
+                signals._set_worker_pids = lambda key, _: register(key, ())
+            yield is_collecting
+        finally:
+            if is_collecting:
+                gc.enable()
+            signals._set_worker_pids = register

@@ -150,15 +150,16 @@ def _restrict(name: str, choices: tuple[Any, ...], values: Values) -> tuple[Any,
         wanted = {choice for choice in choices if low <= choice <= high}
         if name != "batch_size":
             wanted |= set(range(low, high + 1)) if high - low <= DENSE_RANGE_WIDTH else {low, high}
-    if setting.choices == (False, True) and True in wanted and choices == (False,):  # 0 and 1 equal them
-        raise UsageError(f"{name}=true has no effect on this device or these samples; leave it out.")
-    if not wanted:
-        raise UsageError(f"--search {name} leaves none of the possible values {', '.join(map(str, choices))}.")
     try:
-        return tuple(sorted(map(setting.check, wanted), key=lambda value: (value is not None, value)))
+        wanted = set(map(setting.check, wanted))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise UsageError(f"{name}={problem['input']} is not possible: {problem['msg']}.") from None
+    if setting.choices == (False, True) and True in wanted and choices == (False,):
+        raise UsageError(f"{name}=true has no effect on this device or these samples; leave it out.")
+    if not wanted:
+        raise UsageError(f"--search {name} leaves none of the possible values {', '.join(map(str, choices))}.")
+    return tuple(sorted(wanted, key=lambda value: (value is not None, value)))
 
 
 def _plan_batch_sizes(

@@ -180,6 +180,20 @@ def list_empty_segments(pids: Collection[int], shm: Path = SHM) -> set[str]:
     return found
 
 
+def list_used_semaphores(pids: Iterable[int], proc: Path = PROC, shm: Path = SHM) -> set[str]:
+    """Return multiprocessing's names of semaphores in /dev/shm that these processes have mapped.
+
+    Python removes a name at once, unless the process is killed before; a mapping has another name, that of sem_open.
+    """
+    lines = (line for pid in pids for line in read_text(proc / str(pid) / "maps").splitlines() if f"{SHM}/sem." in line)
+    inodes, found = {int(line.split(maxsplit=5)[4]) for line in lines}, set()
+    for path in list_folder(shm):
+        with suppress(OSError):
+            if path.name.startswith("sem.mp-") and path.stat().st_ino in inodes:
+                found.add(path.name)
+    return found
+
+
 def remove_segments(names: Iterable[str], shm: Path = SHM) -> None:
     """Remove names in /dev/shm."""
     for name in names:

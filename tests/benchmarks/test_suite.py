@@ -83,7 +83,7 @@ def test_the_command_is_that_of_a_user() -> None:
     assert "--step-time 10ms" in command
     assert "--arg samples=64" in command
     assert "--sampler" not in command
-    assert make_command(workload, "tpe")[-3:-1] == ["--sampler", "tpe"]
+    assert make_command(workload, "tpe")[-5:-1] == ["--sampler", "tpe", "--timeout", "45s"]
 
 
 def test_a_real_step_on_a_device_is_given_by_its_name() -> None:

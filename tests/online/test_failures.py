@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import os
 import re
 import signal
@@ -17,11 +18,12 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data._utils import signal_handling
 
 from autotune.online.attach import autopilot
 from autotune.online.autopilot import Autopilot
 from autotune.online.epoch import Epoch
-from autotune.online.group import WorkerSettings, wait_for_ending_workers
+from autotune.online.group import WorkerSettings, start_quietly, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
 from autotune.online.worker import WorkerCounters
 from tests.online.test_epoch import (
@@ -175,6 +177,22 @@ def test_workers_that_are_forked_while_a_thread_holds_a_lock_are_replaced(monkey
     epoch = make_epoch(DataLoader(Locked(0, list), 8))
     assert indices_of(list(iterate(epoch, change))) == indices_of(list(make_loader(0, "in order")))
     assert "timed out" in epoch.failure
+
+
+def test_two_threads_that_start_workers_at_once_leave_torch_and_the_garbage_collector_as_they_were() -> None:
+    def start() -> None:
+        with start_quietly(is_own=False):
+            time.sleep(0.05)
+
+    signals: Any = signal_handling
+    register, threads = signals._set_worker_pids, [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.01)
+    for thread in threads:
+        thread.join()
+    assert signals._set_worker_pids is register
+    assert gc.isenabled()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch deletes a half-made iterator

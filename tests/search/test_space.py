@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -189,9 +190,9 @@ def test_pinning_and_copying_in_advance_are_refused_without_an_effect(workload: 
     space = plan(workload=workload)
     assert space.choices["pin_memory"] == space.choices["device_prefetch"] == (False,)
     assert any("pin_memory is off" in note for note in space.notes)
-    for name in ("pin_memory", "device_prefetch"):
+    for name, value in itertools.product(("pin_memory", "device_prefetch"), (True, "True")):
         with pytest.raises(UsageError, match=f"{name}=true has no effect"):
-            plan(make_request(fixed={name: True}), workload)
+            plan(make_request(fixed={name: value}), workload)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
 import subprocess
 import tempfile
@@ -17,6 +18,7 @@ from autotune.system.procfs import (
     list_names,
     list_tree,
     list_used_segments,
+    list_used_semaphores,
     measure_pss,
     measure_segments,
     memory_upper_bound,
@@ -78,6 +80,14 @@ def test_a_segment_is_in_use_as_long_as_it_is_open_or_mapped(tmp_path: Path) -> 
         assert path.name in list_used_segments()
     assert path.name not in list_used_segments()
     assert list_used_segments(7, tmp_path) == set()
+
+
+def test_a_semaphore_of_multiprocessing_is_found_by_the_process_that_has_mapped_it() -> None:
+    lock = multiprocessing.get_context("spawn").Lock()  # which keeps its name
+    name = f"sem.{lock._semlock.name[1:]}"  # type: ignore[attr-defined]  # private
+    assert Path("/dev/shm", name).exists()
+    assert name in list_used_semaphores([os.getpid()])
+    assert name not in list_used_semaphores([os.getppid()])
 
 
 def test_files_of_the_user_are_no_segments(tmp_path: Path) -> None:
