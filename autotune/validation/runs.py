@@ -27,6 +27,10 @@ MIN_RUNS: Final = 2
 MAX_RUNS: Final = 5  # while a speedup is not certain, by an interval corrected for looking at it after every run
 WORTHWHILE_CHANGE: Final = 1.05  # speedup by a change of training; while it is uncertain, there are more runs as well
 MAX_SCATTERED_RUNS: Final = 3  # while only the fastest one's runs differ: one outlier does not move a median of three
+# A process that loads data itself keeps the memory layout of its start: whole runs of 4 MiB samples had 261, 371 and
+# 269 samples/s, where two workers had 364 to 385. Two runs are too few to see both.
+RUNS_WITHOUT_WORKERS: Final = 4  # if the fastest or one near it has no workers
+NEAR_LEADER_RATIO: Final = 0.9  # of the fastest; slower ones rest while it is measured again
 VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
 FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it, one run of the baseline is enough
 MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; above it another run is worth its time
@@ -104,6 +108,8 @@ def _plan_next_run(
     leader = baseline if baseline.rate > best.rate else best
     rates = leader.rates.values() or (1.0,)
     is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
+    near = [one for one in (baseline, *needed) if one.rate >= NEAR_LEADER_RATIO * leader.rate]
+    has_few_layouts = runs < RUNS_WITHOUT_WORKERS and any(map(_is_interpreter, near))
     alternative = comparison.find_alternative(plan, best, needed)
     is_far_behind = len(baseline.rates) == 1 and best.rate > FAR_AHEAD_SPEEDUP * baseline.rate
     active = list[CandidateRuns]()
@@ -111,8 +117,8 @@ def _plan_next_run(
         active = candidates if is_far_behind else [baseline, *candidates]
     elif runs < MAX_RUNS and not is_far_behind and _is_open(best, baseline, comparison.speedup, MIN_SPEEDUP, MAX_RUNS):
         active = [baseline, best]
-    elif is_scattered:
-        active = [baseline] if leader is baseline else needed
+    elif is_scattered or has_few_layouts:
+        active = near
     elif (
         alternative is not None and runs < MAX_RUNS and _is_open(best, alternative, comparison.gain, WORTHWHILE_CHANGE)
     ):
@@ -141,6 +147,11 @@ def _is_open(
     return low + high > (high - low) * (min(len(best.rates), len(other.rates)) / MAX_RUNS) ** 2
 
 
+def _is_interpreter(runs: CandidateRuns) -> bool:
+    """Return whether the next run is a new interpreter, whose memory has a layout of its own."""
+    return not runs.config.dataloader.num_workers and runs.start_seconds <= MAX_START_SECONDS
+
+
 def measure_run(
     request: TuningRequest, runs: CandidateRuns, run_trial: RunTrial, progress: ProgressListener, number: int
 ) -> bool:
@@ -153,8 +164,7 @@ def measure_run(
     """
     progress.show_run(number, runs.config, None)
     seeks_end = all(one.epoch_batches is not None for one in runs.measurements)  # else it takes too long
-    is_fork = runs.config.dataloader.num_workers or runs.start_seconds > MAX_START_SECONDS
-    kind: NewProcess = "fork" if is_fork else "interpreter"
+    kind: NewProcess = "interpreter" if _is_interpreter(runs) else "fork"
     trial = TrialRequest(
         config=runs.config,
         epochs=request.epochs,

@@ -225,6 +225,12 @@ def make_hanging_step() -> Callable[[Any], None]:
     return step
 
 
+def make_lock_that_is_left() -> NoReturn:
+    """Hang where Python has made a semaphore, and not yet removed its name."""
+    _lock = importlib.import_module("_multiprocessing").SemLock(0, 1, 1, "/mp-dltune00", False)
+    hang()
+
+
 def make_short_of_addresses() -> Workload:
     """Limit what the process may map, as `ulimit -v` does, and ask for more."""
     import resource

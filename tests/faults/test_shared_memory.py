@@ -140,6 +140,13 @@ def test_no_semaphore_is_left_when_a_trial_with_spawned_workers_has_hung(method:
     await_condition(lambda: not any(path.exists() for path in left), f"the end of {len(left)} semaphores")
 
 
+@pytest.mark.fault("Leaks, spawn/forkserver")
+def test_no_semaphore_is_left_by_a_process_that_is_killed_while_it_makes_one() -> None:
+    (result,) = hostile("make_lock_that_is_left", make_trial(), stall_seconds=3.0).play()
+    assert result.status == "stalled", result.message
+    assert not Path("/dev/shm/sem.mp-dltune00").exists()
+
+
 @pytest.mark.parametrize("batch_size", [8, 64])
 @pytest.mark.fault("Container: 64 MB of shm, no capabilities, no home", needs="mount")
 def test_a_run_in_a_container_without_a_home_or_capabilities_has_a_result(batch_size: int, tmp_path: Path) -> None:

@@ -14,7 +14,15 @@ from autotune.protocol.messages import TrialRequest
 from autotune.validation.candidate_runs import MIN_WAITS, CandidateRuns
 from autotune.validation.comparison import Comparison
 from autotune.validation.noise import NoiseMonitor, measure_change
-from autotune.validation.runs import MAX_RUNS, MAX_SCATTERED_RUNS, MIN_RUNS, Validation, measure_run, validate
+from autotune.validation.runs import (
+    MAX_RUNS,
+    MAX_SCATTERED_RUNS,
+    MIN_RUNS,
+    RUNS_WITHOUT_WORKERS,
+    Validation,
+    measure_run,
+    validate,
+)
 from tests.builders import (
     GIB,
     MIB,
@@ -188,9 +196,19 @@ def test_if_only_the_runs_of_the_fastest_differ_it_is_measured_once_more() -> No
     assert [one.config for one in found.candidates] == [FEW, MANY]
 
 
-def test_a_baseline_that_is_the_fastest_is_measured_once_more_if_its_runs_differ() -> None:
-    found, _ = validate_with(lambda config, number: 300.0 + 60.0 * number if config == PLAN.baseline else 100.0)
-    assert [len(one.rates) for one in found.measured] == [MAX_SCATTERED_RUNS, MIN_RUNS, MIN_RUNS]
+@pytest.mark.parametrize(("rate", "runs"), [(100.0, MIN_RUNS), (290.0, RUNS_WITHOUT_WORKERS)])
+def test_without_workers_the_fastest_is_measured_in_several_layouts_of_memory_with_those_near_it(
+    rate: float, runs: int
+) -> None:
+    found, _ = validate_with(lambda config, number: 300.0 if config == PLAN.baseline else rate, FEW)
+    assert [len(one.rates) for one in found.measured] == [RUNS_WITHOUT_WORKERS, runs]
+
+
+def test_a_baseline_without_workers_that_is_slow_in_later_runs_loses() -> None:
+    rates = (360.0, 361.0, 265.0, 268.0, 266.0)
+    found, _ = validate_with(lambda config, number: rates[number] if config == PLAN.baseline else 352.0, FEW)
+    assert found.baseline.rate < 352.0
+    assert len(found.measured[1].rates) == len(found.baseline.rates) >= RUNS_WITHOUT_WORKERS
 
 
 def test_an_uncertain_gain_gets_all_runs_of_the_fastest_and_of_the_baseline() -> None:
@@ -210,7 +228,7 @@ def test_while_the_gain_over_the_baseline_is_uncertain_the_variants_of_the_faste
     assert [len(one.rates) for one in found.measured] == [MAX_RUNS, MAX_RUNS, MIN_RUNS]
 
 
-@pytest.mark.parametrize(("rates", "runs"), [((101.0, 101.0), 2), ((102.0, 102.5), 2), ((98.0, 120.0), 4)])
+@pytest.mark.parametrize(("rates", "runs"), [((101.0, 101.0), 4), ((102.0, 102.5), 4), ((98.0, 120.0), 4)])
 def test_runs_end_when_five_could_not_show_the_gain_either(rates: tuple[float, float], runs: int) -> None:
     found, _ = validate_with(lambda config, number: rates[number % 2] if config in (FEW, MANY) else 100.0)
     assert found.runs == runs
@@ -264,7 +282,8 @@ def test_a_machine_that_slows_down_for_all_is_reported_and_a_quiet_one_is_not(pa
 
 @pytest.mark.parametrize("measurements", range(12))
 def test_no_measurement_begins_without_time_but_one_of_the_baseline_and_of_the_best(measurements: int) -> None:
-    found, asked = validate_with(lambda config, number: 100.0, measurements=measurements)
+    rate = {PLAN.baseline: 80.0}
+    found, asked = validate_with(lambda config, number: rate.get(config, 100.0), measurements=measurements)
     counts = [len(one.rates) for one in found.measured]
     assert sum(counts) == len(asked) <= max(2, measurements)
     assert counts[0] > 0 < counts[1]
