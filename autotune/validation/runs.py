@@ -27,8 +27,8 @@ MIN_RUNS: Final = 2
 MAX_RUNS: Final = 5  # while a speedup is not certain, by an interval corrected for looking at it after every run
 WORTHWHILE_CHANGE: Final = 1.05  # speedup by a change of training; while it is uncertain, there are more runs as well
 MAX_SCATTERED_RUNS: Final = 3  # while only the fastest one's runs differ: one outlier does not move a median of three
-# A process that loads data itself keeps the memory layout of its start: whole runs of 4 MiB samples had 261, 371 and
-# 269 samples/s, where two workers had 364 to 385. Two runs are too few to see both.
+# A process that loads data itself keeps the layout of its memory: whole runs with samples of 4 MiB had 261, 371 and 269
+# samples/s, where two workers had 364 to 385. Two runs are too few to see both.
 RUNS_WITHOUT_WORKERS: Final = 4  # if the fastest or one near it has no workers
 NEAR_LEADER_RATIO: Final = 0.9  # of the fastest; slower ones rest while it is measured again
 VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
