@@ -12,7 +12,7 @@ from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import torch
 from pydantic import Field
@@ -120,9 +120,7 @@ def run_loadtune(workload: BenchWorkload) -> Choice:
 
 OTHER_TUNERS: Final[dict[str, Callable[[BenchWorkload], Choice]]] = {
     "loadtune": run_loadtune,
-    "random": partial(run_dltune, sampler="random"),
-    "tpe": partial(run_dltune, sampler="tpe"),
-    "gp": partial(run_dltune, sampler="gp"),
+    **{sampler: partial(run_dltune, sampler=sampler) for sampler in get_args(SamplerName) if sampler != "model"},
 }
 """Tuners to compare with. The samplers, which are Optuna's, run in dltune, with its trials, limits and validation."""
 

@@ -141,7 +141,7 @@ class Autopilot:
     def _limit_workers(self, prefetch: int, kept: int) -> int:
         """Return the most workers within the limits; in short epochs, further ones than batches would get none."""
         most = self._limits.most_workers(prefetch, kept)
-        return min(most, self._longest) if self._longest else most
+        return min(most, self._longest or most)
 
     def _is_short(self, epoch: Epoch) -> bool:
         """Return whether the epoch so far is short, or has few batches after those that its workers began with."""

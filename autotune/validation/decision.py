@@ -87,8 +87,8 @@ def decide(
     """
     change = measure_change(validation.measured, trial_rates or {})
     baseline, rated = validation.baseline, (one for one in validation.candidates if one.rate)
-    field = [one for one in validation.measured if one is not baseline]
-    comparison, running = validation.comparison, sorted(rated, key=lambda one: one.rate, reverse=True)
+    field, comparison = validation.field, validation.comparison
+    running = sorted(rated, key=lambda one: one.rate, reverse=True)
     by_config = {one.config: one for one in running}
 
     def count_changes(one: CandidateRuns) -> int:

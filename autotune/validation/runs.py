@@ -51,9 +51,14 @@ class Validation:
     surrogate: Surrogate | None = None  # what the search expects
 
     @property
+    def field(self) -> list[CandidateRuns]:
+        """All candidates, with those that were dropped."""
+        return [one for one in self.measured if one is not self.baseline]
+
+    @property
     def comparison(self) -> Comparison:
-        """Compares the candidates, also those that were dropped."""
-        return Comparison([one for one in self.measured if one is not self.baseline], self.surrogate)
+        """Compares the candidates."""
+        return Comparison(self.field, self.surrogate)
 
 
 def validate(
