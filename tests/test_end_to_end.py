@@ -129,7 +129,7 @@ def test_a_hanging_factory_exits_2_after_the_stall_time() -> None:
 
 
 def test_ctrl_c_saves_the_best_so_far_and_exits_130() -> None:
-    process = start("make_honest", "--trials", "40", "--sampler", "random")
+    process = start("make_waiting", "--trials", "40", "--sampler", "random")
     await_trials(process, 3)
     process.send_signal(signal.SIGINT)
     stdout, _ = process.communicate(timeout=60)

@@ -43,6 +43,7 @@ LOAD_SECONDS: Final = 0.5  # of loading batches of one size
 MAX_LOADED: Final = 50  # batches of one size; each has another size if its samples are padded
 MAX_STREAMED: Final = 1000  # batches of a stream; few of them take long: the next shard or chunk
 STEP_SECONDS: Final = 0.3  # of loading further batches and running the step on them
+SIZE_TAIL: Final = 5e-4  # on either side of the interval of a sample's bytes: outside it, the dataset has changed
 MAX_EPOCHS: Final = 10  # of batches for the step, if epochs are short
 MAX_LARGEST_SECONDS: Final = 0.2  # for one batch of the largest size and its step
 MAX_CHECKED_SECONDS: Final = 1.0  # of loading CHECKED_BATCH samples; those of slower datasets are not checked
@@ -61,10 +62,10 @@ class LoadCosts(NamedTuple):
 
     @property
     def sample_bytes(self) -> tuple[int, int]:
-        """The mean bytes of a sample, and the half-width of its 95% interval: each batch may be padded."""
+        """The mean bytes of a sample, and the half-width of its 99.9% interval: each batch may be padded."""
         means, half_width = [size / max(1, count) for size, count in zip(self.bytes, self.samples, strict=True)], 0.0
         if len(means) > 1:
-            half_width = student_t(len(means) - 1) * statistics.stdev(means) / math.sqrt(len(means))
+            half_width = student_t(len(means) - 1, SIZE_TAIL) * statistics.stdev(means) / math.sqrt(len(means))
         return round(sum(self.bytes) / max(1, sum(self.samples))), math.ceil(half_width)
 
 

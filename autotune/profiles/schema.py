@@ -24,7 +24,7 @@ class WorkloadIdentity(FrozenModel):
     split: str | None = None  # name of one of several results of the factory
     samples: Count | None  # per epoch; None if an iterable dataset has no length
     sample_bytes: Count  # of tensors per sample, mean
-    sample_bytes_error: Count = 0  # half-width of the 95% interval of the mean; 0 if unknown
+    sample_bytes_error: Count = 0  # half-width of the 99.9% interval of the mean; 0 if unknown
     step: str  # import string of the step, `simulated 35.0 ms` or `built-in`
     kind: Literal["map", "iterable"] = "map"  # a loader can shuffle only a map-style dataset
     gives_loader: bool = False  # whether the factory returned a plain DataLoader, with other arguments of its own

@@ -91,7 +91,7 @@ class WorkloadProfile(FrozenModel):
     kind: Literal["map", "iterable"]
     samples: Count | None  # in an epoch; None if unknown
     sample_bytes: Count  # of tensors per sample, mean
-    sample_bytes_error: Count = 0  # half-width of the 95% interval of the mean; 0 if unknown
+    sample_bytes_error: Count = 0  # half-width of the 99.9% interval of the mean; 0 if unknown
     loader_class: LongText | None = None  # class of a custom loader; None for a plain DataLoader
     loader_decides: tuple[SettingName, ...] = ()  # settings that a custom loader decides
     software: Software

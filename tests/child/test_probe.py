@@ -195,7 +195,8 @@ class Texts(Dataset[torch.Tensor]):
         return torch.zeros(self._lengths[index], dtype=torch.uint8)
 
 
-def test_texts_padded_to_the_longest_of_a_batch_are_identified_as_unchanged() -> None:
+def test_texts_padded_to_the_longest_of_a_batch_are_identified_as_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.child.probe.LOAD_SECONDS", 60.0)  # as many batches on a busy machine
     parts = Workload(dataset=Texts(), collate_fn=lambda texts: pad_sequence(texts, batch_first=True))
     costs = (load_batches(LoadedWorkload(parts=parts), 16, lambda phase, batches=0: None)[0] for _ in range(8))
     sizes = (one.sample_bytes for one in costs)
