@@ -28,9 +28,7 @@ class FakeTime:
             self.now += seconds
             return make_result(request.config, 100.0)
 
-        self.budget.timed(run_trial)(
-            TrialRequest(config=make_config(), epochs=10, seconds=2.0, new_process="fork" if fresh else None)
-        )
+        self.budget.timed(run_trial)(TrialRequest(config=make_config(), epochs=10, seconds=2.0, new_process=fresh))
 
     def count_trials(self, seconds: float) -> int:
         tried = 0

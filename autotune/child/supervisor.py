@@ -3,7 +3,7 @@
 `python -P -m autotune.child.supervisor FD TUNER`: FD is an inherited SEQPACKET socket, TUNER the tuner's process ID.
 One JSON object per packet:
 
-    {"start": {"working_dir": ..., "interpreter": ...}} with the trial's connection
+    {"start": working folder} with the trial's connection
                                           -> {"pid": N, "folder": ...} with a pidfd, or {"errno": N, "path": ...}
     {"import": [names of modules]}        -> {"imported": whether trials can be forked}
     {"status": N}                         -> {"status": exit code or null}
@@ -16,8 +16,8 @@ always remove it.
 The supervisor has one thread, never runs the user's code, and is a child subreaper: every process of a trial stays its
 descendant, also if it leaves the session or loses its parent. It imports torch once, and later the installed libraries
 that the workload imports, so that a trial starts in 0.2 s instead of 2 or 15. A trial is a new interpreter if
-`interpreter` asks for it, or if the import leaves a thread behind. When the tuner ends, however that happens, the
-socket closes and the supervisor ends the trial.
+the import leaves a thread behind. When the tuner ends, however that happens, the socket closes and the supervisor ends
+the trial.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Supervisor:
     def _send(self, reply: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         socket.send_fds(self._connection, [json.dumps(reply).encode()], descriptors)
 
-    def _start(self, trial: dict[str, Any], connection: int) -> None:
+    def _start(self, working_dir: str, connection: int) -> None:
         self._statuses.clear()
         supervisor = os.getpid()
         try:
@@ -100,8 +100,8 @@ class Supervisor:
                 if not pid:
                     try:
                         self._connection.close()
-                        trial["interpreter"] = trial["interpreter"] or not self._can_fork
-                        _run_as_child(trial, self._folder, log.fileno(), connection, supervisor)
+                        _prepare_child(working_dir, self._folder, log.fileno(), supervisor)
+                        _serve_as_child(connection, can_fork=self._can_fork)
                     except BaseException:  # this process must never go on as the supervisor
                         os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
                     finally:
@@ -185,8 +185,8 @@ def _fork() -> int:
         return os.fork()
 
 
-def _run_as_child(trial: dict[str, Any], folder: Path, log: int, connection: int, supervisor: int) -> NoReturn:
-    """Serve the tuner as the process of a trial: own session, folder, output, random numbers, default signals."""
+def _prepare_child(working_dir: str, folder: Path, log: int, supervisor: int) -> None:
+    """Give the process of a trial its session, folders, output and default signals."""
     os.setsid()
     procfs.die_with_parent()  # the supervisor has one thread, so that its end is that of its thread
     if os.getppid() != supervisor:
@@ -201,13 +201,17 @@ def _run_as_child(trial: dict[str, Any], folder: Path, log: int, connection: int
         Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel must never choose the user's other processes
     os.environ["TMPDIR"] = os.environ[procfs.TRIAL_VARIABLE] = str(folder)
     try:
-        os.chdir(trial["working_dir"])
-        if trial["interpreter"]:
-            os.set_inheritable(connection, True)
-            os.execv(sys.executable, [sys.executable, "-P", "-m", "autotune.child.supervisor", str(connection)])  # noqa: S606  # nothing is quoted
+        os.chdir(working_dir)
     except OSError as error:
         os.write(2, f"{error}\n".encode())
         os._exit(1)
+
+
+def _serve_as_child(connection: int, *, can_fork: bool) -> NoReturn:
+    """Serve the tuner as the process of a trial, with random numbers of its own."""
+    if not can_fork:
+        os.set_inheritable(connection, True)
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "autotune.child.supervisor", str(connection)])  # noqa: S606  # nothing is quoted
     tempfile.tempdir = None
     from autotune.child.distributed import reseed_rngs
 

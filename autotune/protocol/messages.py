@@ -23,7 +23,6 @@ MAX_PAUSE_SECONDS: Final = 10.0  # within a message, before the connection count
 MEASURING_PHASE: Final = "measuring"  # of a trial
 
 Stage = Literal["import", "device", "ranks", "dataset", "step", "probe", "trial", "running step"]
-NewProcess = Literal["fork", "interpreter"]
 
 
 class TrialRequest(FrozenModel):
@@ -36,7 +35,7 @@ class TrialRequest(FrozenModel):
     seeks_end: bool = False  # whether an epoch of unknown length may take twice as long, since its end shows its length
     precision: Fraction = 0.02  # relative half-width of the 95% interval at which the measurement may end
     prune_below: Rate | None = None  # throughput below which the trial may end, samples per second
-    new_process: NewProcess | None = None  # None: in the process of the last trial
+    new_process: bool = False  # else in the process of the last trial
     gpu_bytes: Count | None = None  # limit of the device memory allocator; None for all of the device
 
 

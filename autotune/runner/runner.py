@@ -44,11 +44,9 @@ MAX_TRIAL_OVERHEAD: Final = 4.0  # times the trial's seconds: starting workers, 
 
 
 class TrialProcess:
-    """A child that serves trials one after another; a fork of the supervisor, or a new interpreter."""
+    """A child that serves trials one after another."""
 
-    def __init__(
-        self, supervisor: SupervisorClient, working_dir: str, progress: ProgressListener, *, interpreter: bool = False
-    ) -> None:
+    def __init__(self, supervisor: SupervisorClient, working_dir: str, progress: ProgressListener) -> None:
         self.batches = 0  # that the running command last reported
         self._supervisor = supervisor
         self._progress = progress
@@ -56,7 +54,7 @@ class TrialProcess:
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as on_error, theirs:
             on_error.callback(ours.close)
-            self._pidfd, self._folder = supervisor.start(theirs.fileno(), working_dir, interpreter=interpreter)
+            self._pidfd, self._folder = supervisor.start(theirs.fileno(), working_dir)
             on_error.pop_all()
         self._log_path = self._folder / "log"
         self._channel = messages.Channel(ours)
@@ -277,10 +275,9 @@ class TrialRunner:
         self._role = role
         if self._child is None:
             began = time.monotonic()
-            is_new = isinstance(command, TrialRequest) and command.new_process == "interpreter"
             folder = self._workload.working_dir
             try:
-                self._child = TrialProcess(self._supervisor, folder, self.progress, interpreter=is_new)
+                self._child = TrialProcess(self._supervisor, folder, self.progress)
             except OSError as error:  # no space for a folder, no process left
                 where = f" ({error.filename})" if error.filename is not None else ""
                 raise TrialError(f"Trials can no longer be run: {error.strerror or error}{where}.") from None

@@ -97,22 +97,20 @@ class SupervisorClient:
         threads = {"OMP_NUM_THREADS": "1"} if self._processes > 1 else {}  # as under torchrun
         return {**caches, **threads, **os.environ, TRIAL_VARIABLE: ""}
 
-    def start(self, connection: int, working_dir: str, *, interpreter: bool) -> tuple[int, Path]:
+    def start(self, connection: int, working_dir: str) -> tuple[int, Path]:
         """Start the process of a trial, or raise OSError if the machine does not allow it.
 
         Args:
             connection: Descriptor of its socket.
             working_dir: Where it runs.
-            interpreter: Whether to start a new interpreter instead of a fork.
 
         Returns:
             Its pidfd, and its private temporary folder, whose file `log` has its stdout and stderr.
         """
-        trial = {"working_dir": str(Path(working_dir).resolve()), "interpreter": interpreter}
         self.prepare()
         if not self._has_imported and not self._import_modules():
             self.prepare()
-        reply, received = self._ask({"start": trial}, (connection,))
+        reply, received = self._ask({"start": str(Path(working_dir).resolve())}, (connection,))
         if "errno" in reply:
             raise OSError(reply["errno"], os.strerror(reply["errno"]), reply["path"])
         self._trial = reply["pid"]

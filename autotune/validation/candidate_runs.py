@@ -25,7 +25,6 @@ class CandidateRuns:
         self.rates = dict[int, float]()  # samples per second, by the number of the run
         self._errors = list[float]()  # relative half-widths of the 95% interval of each run
         self.measurements, self.failures, self._wait_shares = list[Measurement](), list[TrialResult](), list[float]()
-        self.start_seconds = 0.0  # of the slowest run: its process, imports and dataset
         self.peak_host_bytes = self.peak_shm_bytes = self.peak_gpu_bytes = 0
 
     def add(self, number: int, result: TrialResult, epochs: int) -> None:
@@ -40,8 +39,6 @@ class CandidateRuns:
         self.rates[number] = found.samples_per_second
         self._errors.append(found.relative_error)
         self._wait_shares.append(found.wait_share)
-        measured = sum(trace.end_seconds for trace in result.measurement.epochs)
-        self.start_seconds = max(self.start_seconds, result.seconds - measured)
         self.measurements.append(result.measurement)
         self.peak_gpu_bytes = max(self.peak_gpu_bytes, result.measurement.peak_gpu_bytes)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from autotune.config import Interval, LoaderConfig
 from autotune.errors import capture_interruption
 from autotune.progress import ProgressListener
-from autotune.protocol.messages import NewProcess, RunTrial, TrialRequest
+from autotune.protocol.messages import RunTrial, TrialRequest
 from autotune.request import TuningRequest
 from autotune.search.plan import Plan
 from autotune.validation.candidate_runs import CandidateRuns
@@ -27,15 +27,11 @@ MIN_RUNS: Final = 2
 MAX_RUNS: Final = 5  # while a speedup is not certain, by an interval corrected for looking at it after every run
 WORTHWHILE_CHANGE: Final = 1.05  # speedup by a change of training; while it is uncertain, there are more runs as well
 MAX_SCATTERED_RUNS: Final = 3  # while only the fastest one's runs differ: one outlier does not move a median of three
-# A process that loads data itself keeps the layout of its memory: whole runs with samples of 4 MiB had 261, 371 and 269
-# samples/s, where two workers had 364 to 385. Two runs are too few to see both.
-RUNS_WITHOUT_WORKERS: Final = 4  # if the fastest or one near it has no workers
 NEAR_LEADER_RATIO: Final = 0.9  # of the fastest; slower ones rest while it is measured again
 VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
 FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it, one run of the baseline is enough
 MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; above it another run is worth its time
 DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the fastest, by completed runs; slower candidates are dropped
-MAX_START_SECONDS: Final = 5.0  # of a new interpreter, above which a configuration's later runs are forks
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +110,6 @@ def _plan_next_run(
     rates = leader.rates.values() or (1.0,)
     is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
     near = [one for one in (baseline, *needed) if one.rate >= NEAR_LEADER_RATIO * leader.rate]
-    has_few_layouts = runs < RUNS_WITHOUT_WORKERS and any(map(_is_interpreter, near))
     alternative = comparison.find_alternative(plan, best, needed)
     is_far_behind = len(baseline.rates) == 1 and best.rate > FAR_AHEAD_SPEEDUP * baseline.rate
     active = list[CandidateRuns]()
@@ -122,7 +117,7 @@ def _plan_next_run(
         active = candidates if is_far_behind else [baseline, *candidates]
     elif runs < MAX_RUNS and not is_far_behind and _is_open(best, baseline, comparison.speedup, MIN_SPEEDUP, MAX_RUNS):
         active = [baseline, best]
-    elif is_scattered or has_few_layouts:
+    elif is_scattered:
         active = near
     elif (
         alternative is not None and runs < MAX_RUNS and _is_open(best, alternative, comparison.gain, WORTHWHILE_CHANGE)
@@ -152,31 +147,19 @@ def _is_open(
     return low + high > (high - low) * (min(len(best.rates), len(other.rates)) / MAX_RUNS) ** 2
 
 
-def _is_interpreter(runs: CandidateRuns) -> bool:
-    """Return whether the next run is a new interpreter, whose memory has a layout of its own."""
-    return not runs.config.dataloader.num_workers and runs.start_seconds <= MAX_START_SECONDS
-
-
 def measure_run(
     request: TuningRequest, runs: CandidateRuns, run_trial: RunTrial, progress: ProgressListener, number: int
 ) -> bool:
-    """Measure a configuration once in a fresh process; return whether the run completed.
-
-    A process that loads data itself is a new interpreter, as in training. All forks of a supervisor inherit one layout
-    of its memory: without workers, samples of 4 MiB are loaded at 225 or at 320 per second, depending on it. If its
-    start takes longer than several runs, as with large libraries, only the first run is one. The medians of eight forks
-    and eight interpreters with Transformers differed by 3%.
-    """
+    """Measure a configuration once in a fresh process; return whether the run completed."""
     progress.show_run(number, runs.config, None)
     seeks_end = all(one.epoch_batches is not None for one in runs.measurements)  # else it takes too long
-    kind: NewProcess = "interpreter" if _is_interpreter(runs) else "fork"
     trial = TrialRequest(
         config=runs.config,
         epochs=request.epochs,
         seconds=request.trial_seconds,
         seeks_end=seeks_end,
         precision=VALIDATION_PRECISION,
-        new_process=kind,
+        new_process=True,
     )
     result = run_trial(trial)
     runs.add(number, result, request.epochs)

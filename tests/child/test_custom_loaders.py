@@ -156,7 +156,7 @@ def test_a_process_that_follows_the_probe_runs_no_epoch_but_that_of_the_trial(tm
     request = WorkloadRequest(
         dataset="tests.custom_loaders:make", dataset_args=arguments, step_seconds=1e-3, working_dir=ROOT
     )
-    order = TrialRequest(config=make_config(0, batch_size=8), epochs=1, seconds=2.0, new_process="fork")
+    order = TrialRequest(config=make_config(0, batch_size=8), epochs=1, seconds=2.0, new_process=True)
     with TrialRunner(request, stall_seconds=60.0, supervisor=keep_supervisor()) as runner:
         runner.probe((8, 8), make_limits(max_workers=0))
         (tmp_path / "epochs").unlink()

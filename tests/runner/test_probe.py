@@ -129,7 +129,7 @@ def test_a_step_that_fails_is_distinguished_from_the_data(step: str, words: str)
 def test_a_step_may_use_its_batch_up(workers: int) -> None:
     with open_runner("make_dicts", step="tests.misbehaving:make_popping_step", step_seconds=None) as runner:
         assert runner.probe((8,), LIMITS).batch_tensors == 2
-        result = runner.run(make_request(workers, new_process="fork"))
+        result = runner.run(make_request(workers, new_process=True))
     assert (result.status, result.message) == ("completed", "")
 
 

@@ -40,16 +40,16 @@ def add_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AddModule:
 
 
 def run_fresh(runner: TrialRunner) -> TrialResult:
-    return runner.run(make_request(0, new_process="fork"))
+    return runner.run(make_request(0, new_process=True))
 
 
-def start_process(client: SupervisorClient, tmp_path: Path, *, interpreter: bool) -> tuple[object, dict[str, str]]:
+def start_process(client: SupervisorClient, tmp_path: Path) -> tuple[object, dict[str, str]]:
     """Load a dataset whose factory writes what it finds around it, and return that."""
     note = tmp_path / "note"
     request = WorkloadRequest(
         dataset="tests.misbehaving:make_telling", dataset_args={"note": str(note)}, step_seconds=1e-4, working_dir=ROOT
     )
-    process = TrialProcess(client, ROOT, ProgressListener(), interpreter=interpreter)
+    process = TrialProcess(client, ROOT, ProgressListener())
     try:
         report = process.command(LoadCommand(workload=request), Limits(LIMITS, 60.0, 60.0))
     finally:
@@ -57,10 +57,13 @@ def start_process(client: SupervisorClient, tmp_path: Path, *, interpreter: bool
     return report, dict(line.split("=", 1) for line in note.read_text().splitlines())
 
 
-@pytest.mark.parametrize("interpreter", [False, True], ids=["forked", "interpreter"])
-def test_the_environment_of_a_trial_does_not_depend_on_how_it_was_started(interpreter: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("site", ["", THREADED], ids=["forked", "new interpreter"])
+def test_the_environment_of_a_trial_does_not_depend_on_how_it_was_started(
+    site: str, tmp_path: Path, add_module: AddModule
+) -> None:
+    add_module("sitecustomize", site)
     with SupervisorClient() as client:
-        report, found = start_process(client, tmp_path, interpreter=interpreter)
+        report, found = start_process(client, tmp_path)
     assert isinstance(report, ReadyReport)
     assert found["folder"] == ROOT
     assert found["tempdir"] == found["TMPDIR"]
@@ -75,7 +78,7 @@ def test_a_process_is_forked_with_the_libraries_that_were_imported_once(
 ) -> None:
     with SupervisorClient() as client:
         client.import_once(modules)
-        _, found = start_process(client, tmp_path, interpreter=False)
+        _, found = start_process(client, tmp_path)
     assert found["torch's compiler is imported"] == str(bool(modules))
 
 

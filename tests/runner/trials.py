@@ -8,7 +8,7 @@ from typing import Any
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import TrialResult
-from autotune.protocol.messages import NewProcess, TrialRequest
+from autotune.protocol.messages import TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.runner.supervisor_client import SupervisorClient
@@ -32,9 +32,7 @@ def open_runner(
     return runner
 
 
-def make_request(
-    workers: int, *, new_process: NewProcess | None = None, epochs: int = 2, seconds: float = 20.0
-) -> TrialRequest:
+def make_request(workers: int, *, new_process: bool = False, epochs: int = 2, seconds: float = 20.0) -> TrialRequest:
     """Make a trial of whole epochs, however busy this machine is; fewer seconds cut a long one short."""
     extra = {"prefetch_factor": 2} if workers else {}
     loader = DataLoaderSettings(batch_size=8, num_workers=workers, **extra)

@@ -18,7 +18,6 @@ from autotune.validation.runs import (
     MAX_RUNS,
     MAX_SCATTERED_RUNS,
     MIN_RUNS,
-    RUNS_WITHOUT_WORKERS,
     Validation,
     measure_run,
     validate,
@@ -124,11 +123,10 @@ def validate_with(
     *configs: LoaderConfig,
     monitor: NoiseMonitor | None = None,
     measurements: int = 1000,
-    seconds: float = 0.0,
 ) -> tuple[Validation, list[TrialRequest]]:
     """Validate candidates by a formula of the configuration and of the number of its earlier measurements.
 
-    Returns the requests of the measurements, too; a rate of None is a failure, `seconds` what a run takes altogether.
+    Returns the requests of the measurements, too; a rate of None is a failure.
     """
     asked: list[TrialRequest] = []
 
@@ -136,8 +134,7 @@ def validate_with(
         assert request.new_process
         found = rate(request.config, sum(one.config == request.config for one in asked))
         asked.append(request)
-        result = make_result(request.config, found, "completed" if found else "crashed")
-        return result.model_copy(update={"seconds": seconds})
+        return make_result(request.config, found, "completed" if found else "crashed")
 
     def has_time(count: int) -> bool:
         return len(asked) + count <= measurements
@@ -148,18 +145,6 @@ def validate_with(
 
 def steady(config: LoaderConfig, number: int) -> float:
     return 100.0 + 100.0 * config.dataloader.num_workers
-
-
-def test_a_configuration_without_workers_is_measured_in_new_interpreters() -> None:
-    _, asked = validate_with(steady)
-    kinds = {(request.config.dataloader.num_workers > 0, request.new_process) for request in asked}
-    assert kinds == {(False, "interpreter"), (True, "fork")}
-
-
-def test_only_the_first_run_is_a_new_interpreter_if_its_start_takes_long() -> None:
-    _, asked = validate_with(lambda config, number: 100.0, seconds=60.0)
-    kinds = [request.new_process for request in asked if not request.config.dataloader.num_workers]
-    assert kinds == ["interpreter", "fork"]
 
 
 @pytest.mark.parametrize(("epoch_batches", "again"), [(10, True), (None, False)])
@@ -196,21 +181,6 @@ def test_if_only_the_runs_of_the_fastest_differ_it_is_measured_once_more() -> No
     assert [one.config for one in found.candidates] == [FEW, MANY]
 
 
-@pytest.mark.parametrize(("rate", "runs"), [(100.0, MIN_RUNS), (290.0, RUNS_WITHOUT_WORKERS)])
-def test_without_workers_the_fastest_is_measured_in_several_layouts_of_memory_with_those_near_it(
-    rate: float, runs: int
-) -> None:
-    found, _ = validate_with(lambda config, number: 300.0 if config == PLAN.baseline else rate, FEW)
-    assert [len(one.rates) for one in found.measured] == [RUNS_WITHOUT_WORKERS, runs]
-
-
-def test_a_baseline_without_workers_that_is_slow_in_later_runs_loses() -> None:
-    rates = (360.0, 361.0, 265.0, 268.0, 266.0)
-    found, _ = validate_with(lambda config, number: rates[number] if config == PLAN.baseline else 352.0, FEW)
-    assert found.baseline.rate < 352.0
-    assert len(found.measured[1].rates) == len(found.baseline.rates) >= RUNS_WITHOUT_WORKERS
-
-
 def test_an_uncertain_gain_gets_all_runs_of_the_fastest_and_of_the_baseline() -> None:
     found, _ = validate_with(
         lambda config, number: (104.0 if number % 2 else 107.0) if config in (FEW, MANY) else 100.0
@@ -230,9 +200,7 @@ def test_while_the_gain_over_the_baseline_is_uncertain_the_variants_of_the_faste
 
 @pytest.mark.parametrize(("rates", "runs"), [((101.0, 101.0), 2), ((102.0, 102.5), 2), ((98.0, 120.0), 4)])
 def test_runs_end_when_five_could_not_show_the_gain_either(rates: tuple[float, float], runs: int) -> None:
-    found, _ = validate_with(  # a start of a minute, so that all runs but the first are forks of one layout
-        lambda config, number: rates[number % 2] if config in (FEW, MANY) else 100.0, seconds=60.0
-    )
+    found, _ = validate_with(lambda config, number: rates[number % 2] if config in (FEW, MANY) else 100.0)
     assert found.runs == runs
 
 
