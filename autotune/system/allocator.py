@@ -18,7 +18,7 @@ MAX_KEPT_BYTES: Final = 32 * 2**20  # glibc's limit of the adaptation on 64-bit 
 MIN_MAPPED_BYTES: Final = 128 * 2**10  # glibc's first threshold; smaller blocks are never mapped one at a time
 TRIM_THRESHOLD: Final = -1  # of mallopt, in bytes
 MMAP_THRESHOLD: Final = -3
-CHOICES: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")  # environment variables that end the adaptation
+VARIABLES: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")  # environment variables that end the adaptation
 
 
 def set_thresholds(sample_bytes: int, samples: int) -> None:
@@ -27,7 +27,7 @@ def set_thresholds(sample_bytes: int, samples: int) -> None:
     Once they are set, glibc adapts them no longer. So smaller batches set them too, to what they would become.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc only
-    is_chosen = any(name in os.environ for name in CHOICES) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    is_chosen = any(name in os.environ for name in VARIABLES) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
     if mallopt is None or is_chosen or not MIN_MAPPED_BYTES <= sample_bytes <= MAX_KEPT_BYTES:
         return
     batch_bytes = sample_bytes * samples
