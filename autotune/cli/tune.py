@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from autotune.cli.console import INTERRUPTED, NOTHING_MEASURED, RunDisplay, exit_on_error, print_result
+from autotune.cli.console import INTERRUPTED, NOTHING_MEASURED, RunDisplay, exit_on_error, print_error, print_result
 from autotune.cli.options import FILE, OUTPUT, PROFILE, TUNE_PARAMS, TUNES, TuneCommand, build_request, epilog, option
 from autotune.cli.show import name_in
 from autotune.errors import UsageError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autotune.checking import CheckResult
     from autotune.profiles.schema import TunedProfile
     from autotune.request import TuningRequest
+    from autotune.tuning import TuningResult
 
 
 @click.command(
@@ -60,19 +61,26 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
 def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: TunedProfile | None = None) -> None:
     from autotune.runner.supervisor_client import SupervisorClient
 
-    with raise_on_signals():
-        with SupervisorClient(request.workload) as supervisor:  # imports torch meanwhile
-            from autotune.report.render import render_summary
-            from autotune.tuning import tune
+    found: TuningResult | None = None
+    try:
+        with raise_on_signals():
+            with SupervisorClient(request.workload) as supervisor:  # imports torch meanwhile
+                from autotune.report.render import render_summary
+                from autotune.tuning import tune
 
-            with RunDisplay(verbose=options["verbose"], quiet=options["quiet"]) as progress:
-                found = tune(request, progress=progress, earlier=earlier, supervisor=supervisor)
-                progress.show_result(found.profile)
-        with defer_interrupts():
-            name, width = name_in(request.output, found.profile.workload_id), get_terminal_size((100, 24)).columns
-            text = render_summary(found.profile, request.output, width=width, name=name)
-            document = found.profile.model_dump_json(indent=2)
-            print_result(document if options["json"] else text, f" The result is in {request.output}.")
+                with RunDisplay(verbose=options["verbose"], quiet=options["quiet"]) as progress:
+                    found = tune(request, progress=progress, earlier=earlier, supervisor=supervisor)
+                    progress.show_result(found.profile)
+            with defer_interrupts():
+                name, width = name_in(request.output, found.profile.workload_id), get_terminal_size((100, 24)).columns
+                text = render_summary(found.profile, request.output, width=width, name=name)
+                document = found.profile.model_dump_json(indent=2)
+                print_result(document if options["json"] else text, f" The result is in {request.output}.")
+    except KeyboardInterrupt:
+        if found is None:
+            raise
+        print_error(f"Interrupted. The result is in {request.output}.")
+        sys.exit(INTERRUPTED)
     if found.interrupted:
         sys.exit(INTERRUPTED)
 

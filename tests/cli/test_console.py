@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import sys
+from unittest.mock import Mock
 
 import pytest
+from click.testing import CliRunner
 
-from autotune.cli.console import INTERRUPTED, NOTHING_MEASURED, exit_on_error, make_printable, print_result
+from autotune.cli.console import INTERRUPTED, NOTHING_MEASURED, RunDisplay, exit_on_error, make_printable, print_result
+from autotune.cli.main import cli
 from autotune.errors import (
     DltuneError,
     NoFeasibleConfigError,
@@ -17,6 +20,9 @@ from autotune.errors import (
     UsageError,
     WorkloadError,
 )
+from autotune.tuning import TuningResult
+from tests.builders import make_profile
+from tests.search.formulas import make_test_plan
 
 
 def leave_by(error: BaseException, exit_code: int | None = None, interrupted: str = "Interrupted.") -> object:
@@ -81,3 +87,11 @@ def test_a_full_disk_under_stdout_is_an_error_that_names_the_file(
 )
 def test_no_text_controls_the_terminal(text: str, encoding: str | None, shown: str) -> None:
     assert make_printable(text, encoding) == shown
+
+
+def test_ctrl_c_after_the_result_was_saved_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = TuningResult(make_profile(), make_test_plan(), ())
+    monkeypatch.setattr("autotune.tuning.tune", lambda request, **options: saved)
+    monkeypatch.setattr(RunDisplay, "show_result", Mock(side_effect=KeyboardInterrupt))
+    result = CliRunner().invoke(cli, ["--dataset", "pkg:make", "-o", "mine.json"], prog_name="dltune")
+    assert (result.exit_code, result.stderr) == (INTERRUPTED, "Interrupted. The result is in mine.json.\n")
