@@ -126,9 +126,11 @@ def _run_pass(
     found: dict[LoaderConfig, tuple[float, float]] = {}
     for config in random.Random(seed).sample(configs, len(configs)):
         request = TrialRequest(config=config, epochs=plan.request.epochs, seconds=seconds, precision=PRECISION)
+        began = time.monotonic()
         result = runner.run(request)
+        taken = time.monotonic() - began
         rate = estimate(result.measurement, config, plan.request.epochs) if result.measurement is not None else None
-        found[config] = rate.samples_per_second if rate is not None else 0.0, result.seconds
+        found[config] = rate.samples_per_second if rate is not None else 0.0, taken
     return [found[config] for config in configs]
 
 

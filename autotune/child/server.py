@@ -52,7 +52,7 @@ class TrialServer:
         self._environment = dict(os.environ)  # before the user's code changes it
         self._stage: messages.Stage = "import"
         self._in_step = False
-        self._profile: WorkloadProfile | None = None  # by an earlier process
+        self._known: WorkloadProfile | None = None  # by an earlier process
         self._trial: TrialRun | None = None
         self._warm_batch_sizes: set[int | None] = set()  # of the step
         self._before: set[object] = set()  # threads and processes that were alive before the trial
@@ -106,7 +106,7 @@ class TrialServer:
             self._ranks = self._world.init_process_group()
         self._stage = "dataset"
         self._show(f"calling {request.dataset}")
-        self._profile = known = command.known
+        self._known = known = command.known
         loaded = load_workload(request, None if known is None else known.ends_with_sampler)
         self._workload = loaded if self._world is None or self._world.size == 1 else take_share(loaded)
         if known is not None:
@@ -153,8 +153,8 @@ class TrialServer:
         if key not in self._warm_batch_sizes:
             self._warm_batch_sizes.add(key)
             first_use_seconds = warm_up_step(self._workload, self._step, self._device, request.config, self._show)
-        if self._profile is not None and not settings.num_workers:
-            set_thresholds(self._profile.sample_bytes, settings.batch_size or self._profile.probe_batch_size)
+        if self._known is not None and not settings.num_workers:
+            set_thresholds(self._known.sample_bytes, settings.batch_size or self._known.probe_batch_size)
         on_batch = partial(self._show, messages.MEASURING_PHASE)
         self._before = _list_alive()
         self._trial = TrialRun(

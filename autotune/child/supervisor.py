@@ -208,7 +208,7 @@ def _prepare_child(working_dir: str, folder: Path, log: int, supervisor: int) ->
 
 
 def _serve_as_child(connection: int, *, can_fork: bool) -> NoReturn:
-    """Serve the tuner as the process of a trial, with random numbers of its own."""
+    """Serve the tuner as the process of a trial: a new interpreter, or this fork with random numbers of its own."""
     if not can_fork:
         os.set_inheritable(connection, True)
         os.execv(sys.executable, [sys.executable, "-P", "-m", "autotune.child.supervisor", str(connection)])  # noqa: S606  # nothing is quoted

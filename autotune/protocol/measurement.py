@@ -92,7 +92,6 @@ class TrialResult(FrozenModel):
     details: LongText = ""  # traceback or captured output
     peak_host_bytes: Count = 0  # 0 if unknown
     peak_shm_bytes: Count = 0
-    seconds: Seconds = 0.0  # wall time of the whole trial
     samples: Count = 0  # up to a failure, including the batch that failed
     in_step: bool = False  # whether the training step failed
     cause: LongText = ""  # type and place of an error of the user's code, as in `ValueError at data.py:12`

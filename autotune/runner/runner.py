@@ -244,7 +244,6 @@ class TrialRunner:
 
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial; a child that failed is ended with its whole tree, and the next trial gets a new one."""
-        started = time.monotonic()
         if request.new_process or self._ranks != self._workload.nproc_per_node:
             self.close()
         self._ranks = self._workload.nproc_per_node
@@ -261,7 +260,7 @@ class TrialRunner:
             self._is_releasing = True
         else:
             self.close()
-        return result.model_copy(update={"seconds": time.monotonic() - started})
+        return result
 
     def _give(self, command: messages.Command, role: Role, deadline_seconds: float) -> Reply:
         """Have a child of this role carry out a command; role workers turns into role main, and never back."""
