@@ -44,8 +44,11 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def list_leftovers() -> list[str]:
     """List what is left of this session's trials: processes, names in /dev/shm, temporary folders."""
-    processes = [f"{process.pid} {process.info['name']}" for process in list_trial_processes()]
-    return [*processes, *list_shm_names(), *_list_folders()]
+    return [*_name_processes(), *list_shm_names(), *_list_folders()]
+
+
+def _name_processes() -> list[str]:
+    return [f"{process.pid} {process.info['name']}" for process in list_trial_processes()]
 
 
 def list_trial_processes() -> list[psutil.Process]:
@@ -94,9 +97,13 @@ def _list_folders() -> list[str]:
 def await_nothing_left(known: Container[str]) -> list[str]:
     """Wait some seconds for what is not `known` to vanish, and list what is still there."""
     deadline = time.monotonic() + LEAVE_SECONDS
-    while (left := [name for name in list_leftovers() if name not in known]) and time.monotonic() < deadline:
+    while any(name not in known for name in _name_processes()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return left
+    left = {name for name in list_leftovers() if name not in known}  # what appears later is of the tests beside ours
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left.intersection_update(list_leftovers())
+    return sorted(left)
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def test_no_semaphore_is_left_when_a_trial_with_spawned_workers_has_hung(method:
 
 @pytest.mark.fault("Leaks, spawn/forkserver")
 def test_no_semaphore_is_left_by_a_process_that_is_killed_while_it_makes_one() -> None:
-    (result,) = hostile("make_lock_that_is_left", make_trial(), stall_seconds=3.0).play()
+    (result,) = hostile("make_lock_that_is_left", make_trial(), stall_seconds=0.3).play()
     assert result.status == "stalled", result.message
     assert not Path("/dev/shm/sem.mp-dltune00").exists()
 

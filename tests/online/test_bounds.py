@@ -45,7 +45,7 @@ began = time.monotonic()
 for position, (index, values) in enumerate(loader):
     assert index.item() == position == values[-1][0, -1].item()
     controller = loader.autopilot_state.controller
-    if time.monotonic() - began > (10 if controller.has_converged else 60):
+    if time.monotonic() - began > (5 if controller.has_converged else 60):
         break
 print(max(one.workers for one in controller.windows), controller.failure)
 """

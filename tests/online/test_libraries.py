@@ -193,9 +193,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("launcher", [[], [*TORCHRUN, "-m", "autotune", "run"]], ids=["autopilot", "dltune run"])
 def test_the_sampler_that_lightning_injects_into_two_processes_is_followed(launcher: list[str], tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
-    for rank, found in enumerate(run_ranks(tmp_path, launcher)):
-        assert found["seen"] == list_batches(rank)
-        assert found["workers"] > 1
+    found = run_ranks(tmp_path, launcher)
+    assert [one["seen"] for one in found] == [list_batches(rank) for rank in range(2)]
+    assert any(one["workers"] > 1 for one in found)  # the faster process waits for the gradients of the other, not data
 
 
 def list_batches(rank: int) -> list[list[int]]:

@@ -73,7 +73,7 @@ def test_two_processes_get_the_batches_of_their_samplers_and_the_first_one_repor
     assert [one["seen"] for one in tuned] == [one["seen"] for one in plain]
     assert len(plain[0]["seen"]) == 1500
     assert [one["cpus"] for one in tuned] == [read_machine().usable_cpus / 2] * 2
-    assert all(one["workers"] > 1 for one in tuned)
+    assert any(one["workers"] > 1 for one in tuned)  # the faster process waits for the other one, not for data
     assert printed.count("not tuned: an IterableDataset") == 1
     last = [line for line in printed.splitlines() if "num_workers=" in line and line.startswith("dltune: train.py:")]
     assert 1 <= len(last) <= 2  # when it converges, and at the end
