@@ -111,7 +111,7 @@ class WorkerGroup:
         if not self.is_own:  # batches of the epoch before may still be loaded
             iterator._timeout = HANG_SECONDS
             if ended := [str(one.pid) for one in iterator._workers if not one.is_alive()]:
-                raise RuntimeError(f"DataLoader worker (pid(s) {', '.join(ended)}) exited unexpectedly")  # as torch does
+                raise RuntimeError(f"DataLoader worker (pid(s) {', '.join(ended)}) exited unexpectedly")
         self.iterator = iter(self.loader)  # type: ignore[arg-type]  # its workers live
         iterator._timeout = timeout
         self.pending, self.last, self.is_open, self._take = 0, -1, True, take
