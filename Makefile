@@ -9,7 +9,7 @@ MUTATION_READY := .venv/.mutation-ready
 DOCS_READY := .venv/.docs-ready
 LOWEST := .venv-lowest/bin
 LOWEST_READY := .venv-lowest/.ready
-WITH_CHILDREN := runner/test_probe.py runner/test_ranks.py runner/test_runner.py child benchmarks docs \
+WITH_CHILDREN := runner/test_probe.py runner/test_ranks.py runner/test_runner.py child online benchmarks docs \
 	test_end_to_end.py test_checking.py test_docs.py  # and tests that are marked slow
 ALONE := tests/faults/test_budgets.py  # it measures memory; all other tests run in two processes
 IN_TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
