@@ -6,6 +6,7 @@ Files are not trusted: they are parsed, and nothing that a field names is import
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import stat
 import warnings
@@ -94,6 +95,8 @@ def update_file(path: Path, change: Callable[[TunedFile], TunedFile], lock_secon
     real = Path(os.path.realpath(path))  # all symlinks to a file share its lock
     try:
         with _lock(real, lock_seconds):
+            for left in real.parent.glob(f".{glob.escape(real.name)}.*.new"):  # by a process that was killed
+                left.unlink(missing_ok=True)
             text = format_file(change(read_file(path) if path.exists() else TunedFile()))
             limit = format_bytes(MAX_FILE_BYTES)
             if len(text.encode()) > MAX_FILE_BYTES:

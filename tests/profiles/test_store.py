@@ -171,6 +171,12 @@ def test_a_locked_file_is_an_error_until_its_holder_is_killed(tmp_path: Path) ->
     assert [one.name for one in tmp_path.iterdir()] == ["dltune.json"]
 
 
+def test_what_a_killed_process_began_to_write_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / ".dltune.json.0e8df79a.new").write_text('{"schema_ver')
+    save_profile(tmp_path / "dltune.json", make_profile())
+    assert [one.name for one in tmp_path.iterdir()] == ["dltune.json"]
+
+
 def test_processes_that_save_at_the_same_time_lose_no_profile(tmp_path: Path) -> None:
     path = tmp_path / "dltune.json"
     savers = [start(SAVER, path, number) for number in range(2)]
