@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copyreg
 import multiprocessing
 import os
 import sys
@@ -109,6 +110,8 @@ def attach(loader: DataLoader[Any], options: Options) -> None:
 def _reduce(loader: Any, _protocol: int) -> tuple[Any, ...]:
     """Copy and pickle a loader by the user's class and its attributes; the copy is tuned from its start."""
     attributes = {name: value for name, value in vars(loader).items() if name != "autopilot_state"}
+    if loader.autopilot_options.place:  # `dltune run` tunes every loader: its pickle needs no dltune
+        return copyreg._reconstructor, (type(loader).__bases__[0], object, None), attributes  # type: ignore[attr-defined]
     return _remake, (type(loader).__bases__[0], loader.autopilot_options), attributes
 
 

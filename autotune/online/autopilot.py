@@ -132,7 +132,7 @@ class Autopilot:
         self._epoch, self._is_changing = epoch, bool(kept) and not are_kept
         if self._is_changing:
             self._began = None
-        self._warm_up = max(epoch.drawn, WARM_UP_STEPS)
+        self._warm_up = max(epoch.drawn or self.controller.settings.batches, WARM_UP_STEPS)
         is_whole = self._has_short_epochs and not self._is_changing
         self._due = sys.maxsize if is_whole else self._warm_up
         self._is_resuming = not is_whole and self._began is not None

@@ -27,11 +27,13 @@ from autotune.online.group import (
     Slot,
     WorkerGroup,
     WorkerSettings,
+    note_iterator,
     start_quietly,
     wait_for_ending_workers,
 )
 from autotune.online.limits import WorkerLimits
 from autotune.online.worker import TimedIndices, WorkerCounters, start_worker
+from autotune.system.software import read_start_method_in_force
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -83,10 +85,10 @@ class Epoch:
             if own.workers:
                 self._source = iter(sampler)
         self.seeds = seeds
+        self._first: WorkerSettings | None = None if kept else settings  # of a group that is not started yet
         if not kept:
-            if settings.workers and settings != own:
-                self.failure = limits.explain_shared_file()
-            self._add(own if self.failure else settings, [])
+            if own.workers:  # else the plain loader draws nothing from its sampler before the first batch
+                self._start_first()
             return
         self.started_workers = max(one.first_worker + one.started for one in kept)
         shares = [((at + 1) / one.settings.batches, one) for one in kept for at in range(one.settings.batches)]
@@ -103,6 +105,13 @@ class Epoch:
                 self.fall_back(_describe(error))
                 break
 
+    def _start_first(self) -> None:
+        if self._first is not None:
+            settings, self._first = self._first, None
+            if settings.workers and settings != self._own:
+                self.failure = self._limits.shared.explain(self.loader, 0)
+            self._add(self._own if self.failure else settings, [])
+
     def change(self, settings: WorkerSettings) -> WorkerSettings | None:
         """Change the workers at a boundary between batches; those that are not needed end, or are idle in their group.
 
@@ -117,7 +126,7 @@ class Epoch:
         is_prefetch_higher = any(one.settings.prefetch < settings.prefetch for one in before)
         if settings != self._own and (started < most or is_prefetch_higher):
             most = min(most, self._limits.most_workers(settings.prefetch, 0 if is_prefetch_higher else started))
-            self.failure = self.failure or self._limits.explain_shared_file()
+            self.failure = self.failure or self._limits.shared.explain(self.loader, self.delivered)
             if self.failure or (most < settings.workers and most <= _count(before)):
                 return WorkerSettings(_count(before), before[0].settings.prefetch)
         lead = 0
@@ -142,6 +151,7 @@ class Epoch:
     def next_batch(self) -> Any:
         """Return the next batch in the sampler's order; raise StopIteration at the end, or an error of the dataset."""
         began = time.perf_counter()
+        self._start_first()
         while True:
             inline = next((one for one in self._list_open() if not one.settings.workers), None)
             group = (self._queue[0].group if self._queue else None) or inline
@@ -170,7 +180,7 @@ class Epoch:
 
     def fall_back(self, reason: str) -> None:
         """End added workers at once, and have a group of the user's own settings load their batches."""
-        self.failure = self.failure or reason
+        self.failure, self._first = self.failure or reason, None
         replacement = WorkerGroup(self._own, self._take, is_own=True)
         for slot in self._queue:
             if slot.group is None or not slot.group.is_own:
@@ -278,13 +288,14 @@ class Epoch:
 
     def _start(self, group: WorkerGroup) -> None:
         if not group.settings.workers:
-            self._limits.note_positions()
+            self._limits.shared.note(self.loader)
         with start_quietly(is_own=group.is_own) as collects_garbage:
             group.loader = self._make_loader(group, collects_garbage=collects_garbage)
             group.iterator = iter(group.loader)
-        self._groups.append(group)
-        self.started_workers += group.settings.workers
-        self._counters.workers = max(self._counters.workers, self.started_workers)
+            note_iterator(group.iterator)
+            self._groups.append(group)
+            self.started_workers += group.settings.workers
+            self._counters.workers = max(self._counters.workers, self.started_workers)
 
     def _make_loader(self, group: WorkerGroup, *, collects_garbage: bool) -> DataLoader[Any]:
         given, (workers, prefetch) = self.loader, group.settings
@@ -298,8 +309,11 @@ class Epoch:
             start = partial(start_worker, given.worker_init_fn, collects_garbage, *begun)
             # Persistent, so that the end of the epoch does not wait for the workers to end.
             others = {"prefetch_factor": prefetch, "persistent_workers": True, "worker_init_fn": start}
+            method: Any = given.multiprocessing_context
+            if method is None and not group.is_own:
+                method = read_start_method_in_force()  # torch would fix it for the script, which may choose one later
             timeout = given.timeout if group.is_own else min(given.timeout or POLL_SECONDS, POLL_SECONDS)
-            others |= {"timeout": timeout, "multiprocessing_context": given.multiprocessing_context}
+            others |= {"timeout": timeout, "multiprocessing_context": method}
         return GroupLoader(
             given.dataset,
             num_workers=workers,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import itertools
+import multiprocessing.process
+import os
 import random
+import signal
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +28,8 @@ from autotune.online.worker import TimedIndices
 HANG_SECONDS: Final = 120.0  # after which added workers that return nothing have failed, if the loader has no `timeout`
 END_SECONDS: Final = 5.0  # the longest that new workers wait for ending ones
 _STARTING: Final = threading.RLock()  # one thread at a time
+_ITERATORS: Final[weakref.WeakSet[Any]] = weakref.WeakSet()  # of all groups
+STARTED: Final[weakref.WeakSet[Any]] = weakref.WeakSet()  # worker processes of all groups
 _ENDING: Final[dict[threading.Thread, object]] = {}  # iterators, whose copies no worker forked meanwhile may collect
 
 
@@ -59,6 +65,7 @@ class WorkerGroup:
         self.first_worker = 0  # the id of its first worker
         self.loader: DataLoader[Any] | None = None
         self.iterator: Any = None
+        self._process = os.getpid()
         self._random: RandomStream | None = None  # of batches that are loaded here, not by the user's workers
 
     def __iter__(self) -> WorkerGroup:
@@ -126,7 +133,9 @@ class WorkerGroup:
         """End the workers, in a thread: torch waits up to five seconds for each of them."""
         ending = [self.loader, self.iterator]
         self.is_open, self.loader, self.iterator = False, None, None
-        if self.settings.workers and threading.main_thread().is_alive():  # at exit, multiprocessing ends them
+        if not self.settings.workers or os.getpid() != self._process:  # in a child that the training has forked
+            return
+        if threading.main_thread().is_alive():  # at exit, multiprocessing ends them
             thread = threading.Thread(target=_shut_down, args=(ending,))  # no daemon: Python waits for it at exit
             _ENDING[thread] = ending
             thread.start()
@@ -135,6 +144,9 @@ class WorkerGroup:
 def _shut_down(ending: list[Any]) -> None:
     try:
         ending[1]._shutdown_workers()  # letting go of it is not enough: the traceback of an error may hold it
+        for worker in ending[1]._workers:
+            worker.kill()  # torch asks it to terminate, which a stopped process does not
+            worker.join(END_SECONDS)
     finally:
         ending.clear()
         del _ENDING[threading.current_thread()]
@@ -200,6 +212,40 @@ class GroupLoader(DataLoader[Any]):
         """Accept any number."""
 
 
+def note_iterator(iterator: Any) -> None:
+    """Note the iterator of a group and its workers."""
+    if workers := getattr(iterator, "_workers", ()):
+        _ITERATORS.add(iterator)
+        STARTED.update(workers)
+
+
+def _disown() -> None:
+    """Keep a process that the training forks from ending our workers, at the end of their iterator or at its own."""
+    for iterator in _ITERATORS:
+        iterator._shutdown = True
+    children: set[Any] = multiprocessing.process._children  # type: ignore[attr-defined]
+    children.difference_update(STARTED)
+
+
+os.register_at_fork(after_in_child=_disown)
+
+
+@contextmanager
+def _defer_interrupt() -> Iterator[None]:
+    """Handle Ctrl-C after workers were forked: Python discards the exception of a handler that runs within a fork."""
+    before, received = signal.getsignal(signal.SIGINT), list[int]()
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if received:
+            signal.raise_signal(signal.SIGINT)
+
+
 @contextmanager
 def start_quietly(*, is_own: bool) -> Iterator[bool]:
     """Start workers that collect no garbage before `start_worker`: its copy of our iterator would end our workers.
@@ -208,7 +254,7 @@ def start_quietly(*, is_own: bool) -> Iterator[bool]:
     them dies, at worst between taking a lock and releasing it. `next` still raises that error.
     """
     signals: Any = signal_handling
-    with _STARTING:
+    with _STARTING, _defer_interrupt():
         register, is_collecting = signals._set_worker_pids, gc.isenabled()
         gc.disable()
         try:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
+from autotune.online.group import STARTED
+from autotune.online.shared_state import SharedState
 from autotune.profiles.device_prefetch import find_tensors
 from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
 from autotune.system.machine import AvailableMemory, read_machine, read_shm
-from autotune.system.procfs import PROC, list_folder, list_used_segments, read_field, read_smaps
+from autotune.system.procfs import PROC, list_folder, list_used_segments, read_smaps
 from autotune.units import format_bytes, parse_budget
 
 WORKER_BYTES: Final = 48 * 2**20  # of a worker whose memory is not known yet: torch 2.13 has 15 to 25 MiB when idle
@@ -42,7 +43,7 @@ class WorkerLimits:
         self._memory = AvailableMemory()
         self._batch_bytes = self._batch_tensors = self._typical_bytes = 0
         self._worker_bytes = WORKER_BYTES
-        self._positions: dict[tuple[str, str], int] | None = _read_positions()
+        self.shared = SharedState()
 
     def measure_batch(self, batch: Any) -> None:
         """Take the size of a batch into account, which workers return through /dev/shm."""
@@ -53,7 +54,7 @@ class WorkerLimits:
 
     def measure_workers(self) -> str:
         """Take the private memory of running workers into account; return a reason if it exceeds the budget."""
-        workers = [one.pid for one in multiprocessing.active_children() if one.pid is not None]
+        workers = _list_workers()
         found = [read_smaps(pid) for pid in workers[:: max(1, len(workers) // MEASURED_WORKERS)]]
         sizes = sorted(one["Private_Dirty"] + one["Private_Clean"] for one in found)
         if not sizes:
@@ -75,32 +76,16 @@ class WorkerLimits:
             prefetch: Their prefetch factor.
             kept: How many of the running workers stay.
         """
-        workers = multiprocessing.active_children()
+        workers = _list_workers()
         running, in_flight = len(workers), prefetch * self._batch_bytes
         tensors = prefetch * self._batch_tensors
         files = self._nofile - len(list_folder(PROC / "self" / "fd")) - RESERVED_FILES - running * tensors
         most = self._read_budget(running * self._typical_bytes) // (self._worker_bytes + in_flight)
         most = min(most, running + min(self._most - kept, files // (FILES_PER_WORKER + tensors)))
         if in_flight and self._fit_in_shm(in_flight, 0) < most:
-            pids = [os.getpid(), *(one.pid for one in workers if one.pid is not None)]
+            pids = [os.getpid(), *workers]
             most = min(most, max(self._fit_workers(pids, in_flight) for _ in range(SHM_READINGS)))
         return min(self._most, kept + max(0, most - running))
-
-    def note_positions(self) -> None:
-        """Note the positions of open files, before this process first loads batches itself."""
-        if self._positions is None:
-            self._positions = _read_positions()
-
-    def explain_shared_file(self) -> str:
-        """Return why further workers would share the position of a file that loading batches has moved."""
-        before, self._positions = self._positions, None  # once: workers open further files themselves
-        if before is None:
-            return ""
-        for file, position in _read_positions().items():
-            if position != before.get(file, 0):
-                advice = "open it in the first call of __getitem__" if file in before else "start with num_workers=1"
-                return f"workers would share the position of {file[1]}; {advice}"
-        return ""
 
     def _fit_workers(self, pids: list[int], in_flight: int) -> int:
         """Return the workers whose batches fit in /dev/shm without those of these processes; 2 ms for each process."""
@@ -117,13 +102,6 @@ class WorkerLimits:
         return min(parse_budget(self._max_memory, available), available) // self._processes
 
 
-def _read_positions() -> dict[tuple[str, str], int]:
-    """Return the positions of the files that this process has open to read only, by descriptor and path."""
-    found = {}
-    for descriptor in list_folder(PROC / "self" / "fd"):
-        with suppress(OSError):
-            path, info = str(descriptor.readlink()), PROC / "self" / "fdinfo" / descriptor.name
-            flags = int(read_field(info, "flags") or "1", 8)
-            if Path(path).is_file() and flags & os.O_ACCMODE == os.O_RDONLY and not path.startswith(("/proc", "/sys")):
-                found[descriptor.name, path] = int(read_field(info, "pos") or "0")
-    return found
+def _list_workers() -> list[int]:
+    """Return the ids of the workers of tuned loaders; the training may have other child processes."""
+    return [one.pid for one in multiprocessing.active_children() if one in STARTED and one.pid is not None]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -37,7 +39,7 @@ def run_script(script: str, arguments: Sequence[str], options: Options) -> None:
     if not os.path.isfile(path):  # noqa: PTH113  # False, not an error, if its folder may not be read
         raise UsageError(f"{script} is not a file. Run: dltune run train.py ARGS.")
     main = ModuleType("__main__")  # for good: threads and functions of `atexit` need it after the end of the script
-    main.__file__ = str(path)
+    main.__file__, vars(main)["__builtins__"] = str(path), builtins
     sys.modules["__main__"], sys.argv[:], sys.path[0] = main, [script, *arguments], str(path.resolve().parent)
     with nullcontext() if is_switched_off() else tune_all_loaders(options):
         try:
@@ -49,6 +51,7 @@ def run_script(script: str, arguments: Sequence[str], options: Options) -> None:
             while frames is not None and frames.tb_frame.f_code.co_filename != str(path):
                 frames = frames.tb_next
             sys.excepthook(type(error), error.with_traceback(frames), frames)
+            traceback.clear_frames(frames)  # they hold an iterator: its workers end now, and remove their files
             raise SystemExit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1) from None
 
 
@@ -57,7 +60,7 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
     """Attach the autopilot to each DataLoader when it is first iterated over; report all results at the end."""
     init: Callable[..., None] = DataLoader.__init__
     iterate: Callable[[Any], Iterator[Any]] = DataLoader.__iter__
-    tuned, refused = dict[str, Autopilot](), dict[str, WaitMeter]()
+    tuned, refused, process = dict[str, Autopilot](), dict[str, WaitMeter](), os.getpid()
 
     @wraps(init)  # Lightning reads its signature
     def init_and_note(loader: Any, *arguments: Any, **kwargs: Any) -> None:
@@ -93,9 +96,10 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
         LISTENERS.remove(note_state)
         DataLoader.__init__ = init  # type: ignore[method-assign]
         DataLoader.__iter__ = iterate  # type: ignore[method-assign,assignment]
-        has_failed = sys.exc_info()[0] is not None  # or it has only printed its help
-        for sentence in (*describe_refused(refused), *describe_loaders(tuned, has_others=has_failed or bool(refused))):
-            options.show(sentence)
+        if os.getpid() == process:  # not a child that the script has forked
+            has_others = sys.exc_info()[0] is not None or bool(refused)  # a script that failed, or printed its help
+            for sentence in (*describe_refused(refused), *describe_loaders(tuned, has_others=has_others)):
+                options.show(sentence)
 
 
 def find_place() -> str:

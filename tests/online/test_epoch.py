@@ -234,6 +234,16 @@ def test_fewer_workers_and_more_again_are_those_of_the_start() -> None:
         group.end()
 
 
+class Plain(Dataset[int]):
+    """Samples that are their own index."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
 class WorkerIds(Dataset[int]):
     """Samples that are the id of the worker that loads them."""
 
@@ -293,6 +303,17 @@ def test_a_loader_without_workers_gets_some_and_loses_them_again() -> None:
 
     epoch = make_epoch(loader, WorkerSettings(1, 2))
     assert indices_of(list(iterate(epoch, change))) == expected
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_two_seeded_loaders_that_are_iterated_together_keep_their_orders(own: int) -> None:
+    def read(make_batches: Callable[[DataLoader[Any]], Any]) -> list[Any]:
+        torch.manual_seed(3)
+        loaders = [DataLoader(Plain(), 8, shuffle=True, num_workers=own) for _ in range(2)]
+        pairs = zip(*map(make_batches, loaders), strict=True)
+        return [[batch.tolist() for batch in pair] for pair in pairs]
+
+    assert read(lambda loader: iterate(make_epoch(loader, WorkerSettings(2, 2)))) == read(iter)
 
 
 def wait_until(is_true: Callable[[], bool], seconds: float = 30.0) -> None:

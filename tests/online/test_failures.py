@@ -11,8 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from io import FileIO
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data._utils import signal_handling
 
 from autotune.online.attach import autopilot
-from autotune.online.autopilot import Autopilot
 from autotune.online.epoch import Epoch
 from autotune.online.group import WorkerSettings, start_quietly, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
@@ -195,6 +192,31 @@ def test_two_threads_that_start_workers_at_once_leave_torch_and_the_garbage_coll
     assert gc.isenabled()
 
 
+def test_an_interrupt_during_the_start_of_workers_arrives_after_it() -> None:
+    steps = list[str]()
+
+    def start() -> None:
+        with start_quietly(is_own=False):
+            signal.raise_signal(signal.SIGINT)
+            steps.append("started")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert steps == ["started"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.slow  # torch waits five seconds
+def test_a_stopped_worker_ends_with_its_epoch() -> None:
+    before = set(list_children())
+    batches = iterate(make_epoch(make_loader(0), FOUR))
+    next(batches)
+    stopped = (set(list_children()) - before).pop()
+    os.kill(int(stopped), signal.SIGSTOP)
+    del batches
+    wait_until(lambda: not set(list_children()) - before)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch deletes a half-made iterator
 @pytest.mark.parametrize("own", [0, 2])
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM])
@@ -210,51 +232,6 @@ def test_a_fork_that_fails_changes_nothing(code: int, own: int, monkeypatch: pyt
     monkeypatch.setattr(os, "fork", fail_after_some)
     failure = check_that_training_goes_on(DataLoader(Failing(9, list), 8, num_workers=own))
     assert os.strerror(code) in failure
-
-
-class OneFile(Dataset[torch.Tensor]):
-    """Samples of a file that is opened only once."""
-
-    def __init__(self, file: FileIO, length: int = 2**20) -> None:
-        self._file, self._length = file, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(0.001)
-        self._file.seek(index % 256)
-        return torch.tensor(self._file.read(1)[0])
-
-
-@pytest.mark.parametrize("own", [0, 1])
-def test_no_worker_is_added_that_would_share_the_position_of_an_open_file(
-    own: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "samples").write_bytes(bytes(range(256)))
-    with (tmp_path / "samples").open("rb", buffering=0) as file:
-        loader = autopilot(DataLoader(OneFile(file), 8, num_workers=own), None)
-        for position, batch in enumerate(loader):
-            assert batch.tolist() == [index % 256 for index in range(8 * position, 8 * position + 8)]
-            state: Autopilot = loader.autopilot_state  # type: ignore[attr-defined]  # of the tuned class
-            if state.controller.has_converged:
-                break
-    assert state.controller.settings == own_settings(loader)
-    assert f"share the position of {tmp_path}/samples; open it in the first call" in capsys.readouterr().err
-
-
-def test_no_worker_is_added_between_short_epochs_that_would_share_the_position_of_an_open_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "samples").write_bytes(bytes(range(256)))
-    with (tmp_path / "samples").open("rb", buffering=0) as file, (tmp_path / "samples").open("rb"):
-        loader: Any = autopilot(DataLoader(OneFile(file, 256), 8), None)
-        for _ in range(20):
-            assert torch.cat(list(loader)).tolist() == list(range(256))
-            if loader.autopilot_state.controller.has_converged:
-                break
-    assert "share the position" in loader.autopilot_state.controller.failure
-    assert loader.autopilot_state.controller.settings.workers == 0
 
 
 @pytest.mark.parametrize("own", [0, 2])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import time
 
 import pytest
 import torch
@@ -33,6 +35,17 @@ def test_memory_limits_the_workers_that_do_not_run_yet(running: int, most: int) 
     limits = WorkerLimits(max_memory="250MiB")  # 48 MiB for each, and the batches under way
     limits.measure_batch(torch.zeros(2**20))
     assert limits.most_workers(2, running) == most
+
+
+def test_other_processes_of_the_training_are_no_workers() -> None:
+    limits = WorkerLimits(max_memory="250MiB")
+    most, process = limits.most_workers(2, 0), multiprocessing.Process(target=time.sleep, args=(60,))
+    process.start()
+    try:
+        assert (limits.measure_workers(), limits.most_workers(2, 0)) == ("", most)
+    finally:
+        process.kill()
+        process.join()
 
 
 @pytest.mark.parametrize(

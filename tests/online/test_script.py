@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -84,6 +85,45 @@ LIKE_PYTHON = """
         raise SystemExit(3)
 """
 
+AFTER_TRAINING = """
+    import os, multiprocessing, pickle, sys, time
+    from torch.utils.data import DataLoader, Dataset
+
+    class Waiting(Dataset):
+        def __len__(self):
+            return 4000
+
+        def __getitem__(self, index):
+            time.sleep(0.002)
+            return index
+
+    if __name__ == "__main__":
+        loader = DataLoader(Waiting(), batch_size=8)
+        for number, batch in enumerate(loader):
+            if number == 300 and os.fork() == 0:
+                sys.exit(0)
+        os.wait()
+        multiprocessing.set_start_method("spawn")
+        print(number, b"autotune" in pickle.dumps(loader), hasattr(__builtins__, "print"))
+"""
+
+INTERRUPTED = """
+    import time, torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Waiting(Dataset):
+        def __len__(self):
+            return 10 ** 6
+
+        def __getitem__(self, index):
+            time.sleep(0.01)
+            return torch.zeros(8)
+
+    for number, batch in enumerate(DataLoader(Waiting(), batch_size=2, num_workers=4)):
+        if number == 20:
+            print("training", flush=True)
+"""
+
 ITERABLE = """
     import time
     from torch.utils.data import DataLoader, IterableDataset
@@ -144,6 +184,12 @@ def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (3, plain.stdout), ended.stderr
     warned = [line for line in ended.stderr.splitlines() if not line.startswith("dltune: ")]
     assert warned == plain.stderr.splitlines()
+
+
+def test_after_its_training_a_script_finds_its_process_as_without_dltune(tmp_path: Path) -> None:
+    ended = run(tmp_path, AFTER_TRAINING)
+    assert (ended.returncode, ended.stdout) == (0, "499 False True\n"), ended.stderr
+    assert re.fullmatch(r"(dltune: .*\n)+ +Use it: .*\n", ended.stderr)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +262,21 @@ def test_an_interrupt_ends_the_script_with_its_own_traceback(tmp_path: Path) -> 
     assert process.returncode == 130
     assert f'"{tmp_path}/train.py", line ' in printed
     assert "autotune" not in printed
+
+
+def test_an_interrupt_leaves_no_file_of_a_worker(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(dedent(INTERRUPTED))
+    command = [sys.executable, "-m", "autotune", "run", "train.py"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with tempfile.TemporaryDirectory(dir="/tmp") as scratch:  # sockets need a short path
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": scratch}
+        with subprocess.Popen(command, cwd=tmp_path, env=environ, start_new_session=True, **pipes) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "training\n"
+            os.killpg(process.pid, signal.SIGINT)
+            process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert list(Path(scratch).iterdir()) == []
 
 
 def test_a_script_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:

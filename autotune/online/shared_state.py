@@ -1,0 +1,105 @@
+"""What workers would wrongly share with the training process, or with each other, if they were forked from it now."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import io
+import itertools
+import os
+import socket
+import stat
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from autotune.system.procfs import PROC, list_folder, read_field
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+MAX_OBJECTS: Final = 100_000  # of a dataset that are looked at: 0.1 s
+MAX_ENTRIES: Final = 1000  # of a container
+MIN_GROWTH: Final = 3  # entries; a file that is opened at the first sample may add one
+_SKIPPED: Final = (type, ModuleType, FunctionType, CodeType, FrameType)
+_CONTAINERS: Final = (dict, list, set, deque)
+
+
+class SharedState:
+    """Finds files, connections and caches of a dataset that loading in the training process uses.
+
+    Workers share the position of an open file and the data of a connection. They do not share a cache: each would fill
+    one of its own.
+    """
+
+    def __init__(self) -> None:
+        self._positions: dict[tuple[str, str], int] | None = _read_positions()
+        self._sizes: list[tuple[Any, int]] | None = None  # containers of the dataset, and their entries
+
+    def note(self, loader: DataLoader[Any]) -> None:
+        """Note the state before the training process first loads batches itself."""
+        if self._positions is None:
+            self._positions = _read_positions()
+        if self._sizes is None:
+            self._sizes = [(one, len(one)) for one in _list_objects(loader.dataset) if isinstance(one, _CONTAINERS)]
+
+    def explain(self, loader: DataLoader[Any], batches: int) -> str:
+        """Return why no workers may be forked, after loading so many batches; empty if they may."""
+        before, self._positions = self._positions, None
+        sizes, self._sizes = self._sizes or [], None
+        if before is None:  # the workers that run may load in this way already
+            return ""
+        for file, position in _read_positions().items():
+            if position != before.get(file, 0):
+                advice = "open it in the first call of __getitem__" if file in before else "start with num_workers=1"
+                return f"workers would share the position of {file[1]}; {advice}"
+        if loader.num_workers:  # whose `worker_init_fn` may connect again
+            return ""
+        if any(len(one) - size >= max(MIN_GROWTH, batches) for one, size in sizes):
+            return "the dataset keeps what it loads, and each worker would have a cache of its own"
+        if any(map(_is_connection, _list_objects(loader.dataset))):
+            return "workers would share the dataset's connection; connect in __getitem__, and start with num_workers=1"
+        return ""
+
+
+def _list_objects(root: Any) -> Iterator[Any]:
+    """Yield the objects that a dataset refers to, the nearest first, and caches of its methods."""
+    queue, seen = deque([root]), {id(root)}
+    while queue:
+        one = queue.popleft()
+        yield one
+        found = gc.get_referents(one)
+        if type(one).__module__ != "builtins":
+            found += [each for each in vars(type(one)).values() if isinstance(each, functools._lru_cache_wrapper)]
+        for each in itertools.islice(found, MAX_ENTRIES):
+            holds_others = gc.is_tracked(each) or isinstance(each, dict)  # not of numbers and text, but it may grow
+            is_new = holds_others and id(each) not in seen and not isinstance(each, _SKIPPED)
+            if is_new and len(seen) < MAX_OBJECTS:
+                seen.add(id(each))
+                queue.append(each)
+
+
+def _is_connection(one: Any) -> bool:
+    """Return whether an object is an open socket or pipe, other than the standard streams."""
+    if not isinstance(one, socket.socket | io.FileIO):
+        return False
+    with suppress(OSError, ValueError):  # it is closed
+        mode = os.fstat(one.fileno()).st_mode
+        return one.fileno() > 2 and (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
+    return False
+
+
+def _read_positions() -> dict[tuple[str, str], int]:
+    """Return the positions of the files that this process has open to read, by descriptor and path."""
+    found = {}
+    for descriptor in list_folder(PROC / "self" / "fd"):
+        with suppress(OSError):
+            path, info = str(descriptor.readlink()), PROC / "self" / "fdinfo" / descriptor.name
+            flags = int(read_field(info, "flags") or "1", 8)
+            is_read = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_APPEND
+            if Path(path).is_file() and is_read and not path.startswith(("/proc", "/sys")):
+                found[descriptor.name, path] = int(read_field(info, "pos") or "0")
+    return found
