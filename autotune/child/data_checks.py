@@ -48,7 +48,20 @@ MIN_SHARE: Final = 0.1  # of the copies that a collection explains, without what
 DIFFERING: Final = (
     "Workers return different data than the main process: {} of the compared samples differ (index {}), although "
     "repeated readings in the main process agree. A usual cause is a file that is opened before the workers are "
-    "forked, which then share its position. Open files in the worker, in the first call of __getitem__."
+    "forked, which then share its position. Open files in the worker, in the first call of __getitem__. dltune tries "
+    "no workers unless you pass --max-workers."
+)
+NEW_SAMPLES: Final = (
+    "The factory makes other samples each time that it is called ({} of the compared samples differ), so that dltune "
+    "cannot check whether workers return the right ones. Seed the random numbers in the factory for this check."
+)
+DUPLICATES: Final = (
+    "Each worker returns all the data, so that dltune tries at most one: shard the data in __iter__ by "
+    "get_worker_info() to use more."
+)
+UNSHARDED: Final = (
+    "__iter__ does not read get_worker_info(): unless it draws samples at random, each worker returns all of them, and "
+    "an epoch with 4 workers is 4 times as long. If so, shard the data, or pass --max-workers 1."
 )
 IDLE_WORKER: Final = (
     "One of two workers delivers everything, and the other nothing: the dataset has one shard (or file), or __iter__ "
@@ -116,7 +129,9 @@ def check_workers(workload: LoadedWorkload, profile: WorkloadProfile, digests: M
     notes = []
     changes: dict[str, Any] = {"worker_bytes": 0 if workload.forks_workers else seen.memory_bytes}
     differing = [index for index, digest in zip(digests, seen.digests, strict=False) if digests[index] != digest]
-    if len(differing) >= MIN_DIFFERING:
+    if len(differing) >= MIN_DIFFERING and _differ_here(workload, differing, digests):
+        notes.append(NEW_SAMPLES.format(len(differing)))
+    elif len(differing) >= MIN_DIFFERING:
         changes["differing_samples"] = len(differing)
         named = ", ".join(map(str, differing[:3])) + (", ..." if len(differing) > 3 else "")
         notes.append(DIFFERING.format(len(differing), named))
@@ -129,9 +144,23 @@ def check_workers(workload: LoadedWorkload, profile: WorkloadProfile, digests: M
         if len(seen.delivered) == 1 and seen.delivered.total() >= COMPARED_BATCHES:
             changes["shards"] = profile.shards or 1
             notes.append(IDLE_WORKER)
-        if is_multiplied and not duplicates:
+        is_shared = seen.reads_worker_info or workload.parts.worker_init_fn is not None
+        if duplicates:
+            notes.append(DUPLICATES)
+        elif is_multiplied:
             notes.append(OWN_EPOCHS.format(workload.sample_counts.samples))
+        elif not is_shared and len(seen.delivered) > 1:
+            notes.append(UNSHARDED)
     return profile.model_copy(update=changes | {"notes": (*profile.notes, *notes)})
+
+
+def _differ_here(workload: LoadedWorkload, indices: Sequence[int], digests: Mapping[int, str]) -> bool:
+    """Return whether samples also differ from `digests`, of another process, if this process itself reads them."""
+    here = HashedDataset(workload.parts.dataset, digests)
+    try:
+        return all(here[index] != digests[index] for index in indices[:MIN_DIFFERING])
+    except Exception:
+        return False
 
 
 def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: Observation) -> None:

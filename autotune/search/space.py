@@ -197,8 +197,7 @@ def _plan_workers(
     request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets, size: int | None
 ) -> tuple[tuple[int, ...], str]:
     if workload.workers_duplicate_data:
-        note = "num_workers is at most 1: without sharding by get_worker_info() each worker returns all the data"
-        return (0, 1)[: 1 + budgets.max_workers], note
+        return (0, 1)[: 1 + budgets.max_workers], "num_workers is at most 1: each worker returns all the data"
     if workload.differing_samples and request.max_workers is None and not request.is_asked("num_workers"):
         return (0,), "num_workers stays at 0: workers return different data (--max-workers searches them all the same)"
     if not machine.shm_writable:

@@ -71,6 +71,13 @@ def test_samples_that_depend_on_the_process_that_reads_are_reported(sampler: Any
     assert "16 of the compared samples differ (index 1, 3, 5, ...)" in found.notes[0]
 
 
+def test_samples_that_are_new_in_each_process_are_not_taken_for_an_effect_of_workers() -> None:
+    first, second = (torch.rand(SAMPLES, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    found = check(Samples(second.__getitem__), reader=Samples(first.__getitem__))
+    assert found.differing_samples == 0
+    assert found.notes[0].startswith("The factory makes other samples each time that it is called (32 of")
+
+
 def test_a_file_that_forked_workers_share_is_found(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     path.write_bytes(b"".join(index.to_bytes(BYTES, "big") for index in range(SAMPLES)))
@@ -120,7 +127,8 @@ def test_an_iterable_dataset_is_found_to_shard_its_data_or_not(sharded: bool, ra
     found = check(Stream(sharded=sharded, random=random))
     assert found.workers_duplicate_data is not sharded
     assert found.reads_worker_info is sharded
-    assert (found.shards, found.notes) == (None, ())
+    assert found.shards is None
+    assert [note.partition(",")[0] for note in found.notes] == ["Each worker returns all the data"] * (not sharded)
 
 
 def test_equal_batches_of_two_workers_show_duplicates_in_an_epoch_too_long_to_be_counted() -> None:
@@ -151,7 +159,14 @@ def test_a_dataset_that_reads_its_worker_info_may_draw_an_epoch_in_each_worker(a
 @pytest.mark.parametrize("dataset", [DrawsAnEpoch("seed"), DrawsAnEpoch("num_workers", same=True)])
 def test_seeds_alone_and_equal_data_are_duplicates(dataset: DrawsAnEpoch) -> None:
     found = check(dataset)
-    assert (found.workers_duplicate_data, found.notes) == (True, ())
+    assert found.workers_duplicate_data
+
+
+def test_random_samples_of_a_long_epoch_that_is_not_sharded_are_reported() -> None:
+    workload = LoadedWorkload(parts=Workload(dataset=Stream(sharded=False, random=True)))  # its length is not known
+    found = check_workers(workload, make_workload(kind="iterable", notes=()), {})
+    assert not found.workers_duplicate_data
+    assert found.notes[0].startswith("__iter__ does not read get_worker_info()")
 
 
 def read_worker_info(worker: int) -> None:

@@ -199,7 +199,7 @@ def test_pinning_and_copying_in_advance_are_refused_without_an_effect(workload: 
     ("changes", "workers", "words"),
     [
         ({"kind": "iterable", "shards": 3}, (0, 1, 2, 3), "3 shards"),
-        ({"kind": "iterable", "workers_duplicate_data": True}, (0, 1), "without sharding"),
+        ({"kind": "iterable", "workers_duplicate_data": True}, (0, 1), "returns all the data"),
         ({"kind": "iterable", "workers_duplicate_data": True, "baseline": make_config(3, 5, 48)}, (0, 1), "at most 1"),
         ({"differing_samples": 2}, (0,), "different data"),
     ],
