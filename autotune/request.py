@@ -189,6 +189,8 @@ def find_import_string(value: object) -> str:
     home = sys.modules.get(getattr(value, "__module__", None) or "")
     if qualified is not None and home is not None:  # a function or class; a lambda or a local one has no name
         found = [(home, qualified)] if "<" not in qualified else []
+    elif value is None or isinstance(value, int | float | str | bytes):  # which many modules have by chance
+        raise UsageError(f"tune() needs a function, a dataset or a loader; it got {value!r}.")
     else:
         modules = [one for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
         held = ((module, name) for module in modules for name, one in list(vars(module).items()) if one is value)

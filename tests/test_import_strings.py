@@ -54,6 +54,8 @@ def test_an_object_without_a_module_level_name_is_rejected() -> None:
         find_import_string(object())
     with pytest.raises(UsageError, match="at module level with def"):
         find_import_string(lambda: None)
+    with pytest.raises(UsageError, match="it got None"):
+        find_import_string(None)
 
 
 def test_an_object_of_a_notebook_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

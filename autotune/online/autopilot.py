@@ -106,7 +106,20 @@ class Autopilot:
         self._due = self._warm_up = 0  # batches of the epoch: until the next decision, and before a window
         self._longest = 0  # batches of an epoch
         self._has_short_epochs = self._is_resuming = self._is_changing = self._has_reported = False
+        self._follow(loader)
+
+    def _follow(self, loader: DataLoader[Any]) -> None:
+        self._loader = weakref.ref(loader)
         weakref.finalize(loader, _end_all, self._kept)
+
+    def continue_with(self, loader: DataLoader[Any]) -> bool:
+        """Tune a loader that takes the place of an equal one, which no longer exists; return whether it is one."""
+        wait_for_ending_workers()  # they hold the loader before
+        if self._loader() is not None or read_facts(loader, self._processes) != self._facts:
+            return False
+        self._follow(loader)
+        self._seeds = None
+        return True
 
     def start_epoch(self, loader: DataLoader[Any]) -> EpochIterator:
         """Start an epoch with the settings that are best so far."""

@@ -17,12 +17,13 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader, get_worker_info
 
-from autotune.errors import UsageError
+from autotune.errors import DltuneError, UsageError
 from autotune.online.attach import LISTENERS, attach, explain_refusal, is_switched_off
 from autotune.online.autopilot import Autopilot, Options
 from autotune.online.controller import MIN_WAIT_SHARE
 from autotune.online.group import GroupLoader
 from autotune.online.watch import MIN_SLOW_STEPS, WaitMeter
+from autotune.profiles.store import check_writable
 from autotune.system.software import is_library
 
 _PLACE: Final = "_dltune_place"  # attribute of a loader: the line of the user's code that made it
@@ -58,6 +59,11 @@ def run_script(script: str, arguments: Sequence[str], options: Options) -> None:
 @contextmanager
 def tune_all_loaders(options: Options) -> Iterator[None]:
     """Attach the autopilot to each DataLoader when it is first iterated over; report all results at the end."""
+    if options.profile is not None:
+        try:
+            check_writable(Path(options.profile))
+        except DltuneError as error:
+            options.show(f"the result will not be saved: {error}")
     init: Callable[..., None] = DataLoader.__init__
     iterate: Callable[[Any], Iterator[Any]] = DataLoader.__iter__
     tuned, refused, process = dict[str, Autopilot](), dict[str, WaitMeter](), os.getpid()
@@ -84,7 +90,9 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
 
     def note_state(loader: Any) -> None:
         place = loader.autopilot_options.place or loader.__dict__.get(_PLACE, type(loader).__name__)
-        if place not in tuned or not tuned[place].controller.has_converged:
+        if place in tuned and tuned[place].continue_with(loader):  # it is made again in every epoch
+            loader.autopilot_state = tuned[place]
+        elif place not in tuned or not tuned[place].controller.has_converged:
             tuned[place] = loader.autopilot_state
 
     LISTENERS.append(note_state)

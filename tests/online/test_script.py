@@ -107,6 +107,23 @@ AFTER_TRAINING = """
         print(number, b"autotune" in pickle.dumps(loader), hasattr(__builtins__, "print"))
 """
 
+REMADE = """
+    import time
+    from torch.utils.data import DataLoader, Dataset
+
+    class Waiting(Dataset):
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, index):
+            time.sleep(0.002)
+            return index
+
+    for _ in range(10):
+        loader = DataLoader(Waiting(), batch_size=8)
+        assert sum(len(batch) for batch in loader) == 1000
+"""
+
 INTERRUPTED = """
     import time, torch
     from torch.utils.data import DataLoader, Dataset
@@ -190,6 +207,19 @@ def test_after_its_training_a_script_finds_its_process_as_without_dltune(tmp_pat
     ended = run(tmp_path, AFTER_TRAINING)
     assert (ended.returncode, ended.stdout) == (0, "499 False True\n"), ended.stderr
     assert re.fullmatch(r"(dltune: .*\n)+ +Use it: .*\n", ended.stderr)
+
+
+def test_a_loader_that_is_made_again_in_every_epoch_is_tuned_over_all_of_them(tmp_path: Path) -> None:
+    ended = run(tmp_path, REMADE)
+    made = find_line(REMADE, "DataLoader(Waiting()")
+    assert re.search(rf"train.py:{made} \(1,000 samples\): num_workers=\d \(was 0\): ", ended.stderr), ended.stderr
+
+
+def test_a_result_that_cannot_be_saved_is_announced_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "dltune.json").write_text("{}}")
+    ended = run(tmp_path, "import sys; print('training', file=sys.stderr)")
+    assert ended.stderr.startswith("dltune: the result will not be saved: "), ended.stderr
+    assert ended.stderr.index("is not a tuned file") < ended.stderr.index("training\n")
 
 
 @pytest.mark.parametrize(
