@@ -25,7 +25,7 @@ MAX_OBJECTS: Final = 100_000  # of a dataset that are looked at: 0.1 s
 MAX_ENTRIES: Final = 1000  # of a container
 MIN_GROWTH: Final = 3  # entries; a file that is opened at the first sample may add one
 _SKIPPED: Final = (type, ModuleType, FunctionType, CodeType, FrameType)
-_CONTAINERS: Final = (dict, list, set, deque)
+_GROWING: Final[tuple[Any, ...]] = (dict, list, set, deque)
 
 
 class SharedState:
@@ -44,7 +44,8 @@ class SharedState:
         if self._positions is None:
             self._positions = _read_positions()
         if self._sizes is None:
-            self._sizes = [(one, len(one)) for one in _list_objects(loader.dataset) if isinstance(one, _CONTAINERS)]
+            containers = (one for one in _list_objects(loader.dataset) if issubclass(type(one), _GROWING))
+            self._sizes = [(one, _count_entries(one)) for one in containers]
 
     def explain(self, loader: DataLoader[Any], batches: int) -> str:
         """Return why no workers may be forked, after loading so many batches; empty if they may."""
@@ -58,11 +59,16 @@ class SharedState:
                 return f"workers would share the position of {file[1]}; {advice}"
         if loader.num_workers:  # whose `worker_init_fn` may connect again
             return ""
-        if any(len(one) - size >= max(MIN_GROWTH, batches) for one, size in sizes):
+        if any(_count_entries(one) - size >= max(MIN_GROWTH, batches) for one, size in sizes):
             return "the dataset keeps what it loads, and each worker would have a cache of its own"
         if any(map(_is_connection, _list_objects(loader.dataset))):
             return "workers would share the dataset's connection; connect in __getitem__, and start with num_workers=1"
         return ""
+
+
+def _count_entries(one: Any) -> int:
+    """Return the length of a container without calling code of the user's own class."""
+    return next(int(kind.__len__(one)) for kind in _GROWING if issubclass(type(one), kind))
 
 
 def _list_objects(root: Any) -> Iterator[Any]:
@@ -71,12 +77,15 @@ def _list_objects(root: Any) -> Iterator[Any]:
     while queue:
         one = queue.popleft()
         yield one
-        found = gc.get_referents(one)
-        if type(one).__module__ != "builtins":
-            found += [each for each in vars(type(one)).values() if isinstance(each, functools._lru_cache_wrapper)]
-        for each in itertools.islice(found, MAX_ENTRIES):
-            holds_others = gc.is_tracked(each) or isinstance(each, dict)  # not of numbers and text, but it may grow
-            is_new = holds_others and id(each) not in seen and not isinstance(each, _SKIPPED)
+        kind = type(one)  # its `__class__` may be that of another object, which no longer exists
+        if kind in {*_GROWING, tuple}:
+            found = list(itertools.islice(one.values() if kind is dict else one, MAX_ENTRIES))
+        else:
+            methods = () if kind.__module__ == "builtins" else vars(kind).values()
+            found = [each for each in methods if type(each) is functools._lru_cache_wrapper] + gc.get_referents(one)
+        for each in found:
+            may_grow = gc.is_tracked(each) or type(each) is dict  # one of numbers and text is not tracked
+            is_new = may_grow and id(each) not in seen and not issubclass(type(each), _SKIPPED)
             if is_new and len(seen) < MAX_OBJECTS:
                 seen.add(id(each))
                 queue.append(each)
@@ -84,7 +93,7 @@ def _list_objects(root: Any) -> Iterator[Any]:
 
 def _is_connection(one: Any) -> bool:
     """Return whether an object is an open socket or pipe, other than the standard streams."""
-    if not isinstance(one, socket.socket | io.FileIO):
+    if not issubclass(type(one), socket.socket | io.FileIO):
         return False
     with suppress(OSError, ValueError):  # it is closed
         mode = os.fstat(one.fileno()).st_mode

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,14 +65,25 @@ class Caching:
 
     def __init__(self) -> None:
         self.kept: list[int] = []
+        self.by_index = OddEntries()
 
     def keep(self, index: int) -> int:
         self.kept.append(index)
         return index
 
+    def store(self, index: int) -> int:
+        return self.by_index.setdefault(index, index)
+
     @functools.lru_cache(maxsize=None)  # noqa: B019, UP033  # the idiom under test
     def remember(self, index: int) -> int:
         return index
+
+
+class OddEntries(dict[int, int]):
+    """A dict whose length cannot be asked for."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
 
 
 class CachingSamples(Reading):
@@ -89,6 +101,7 @@ class Counting:
     def __init__(self, path: Path) -> None:
         self._path, self._calls = path, dict.fromkeys("ab", 0)
         self._file: int | None = None
+        self.gone: Any = weakref.proxy(type("Gone", (), {})())  # it raises an error when it is looked at
 
     def __call__(self, index: int) -> int:
         self._file = self._file or os.open(self._path, os.O_RDONLY)
@@ -139,8 +152,13 @@ def test_a_connection(kind: str, connections: dict[str, Asking], capsys: pytest.
 
 @pytest.mark.parametrize(
     "dataset",
-    [Reading(Caching().keep), Subset(Reading(Caching().remember), range(LENGTH)), CachingSamples()],
-    ids=["list", "a method of its object", "its own method"],
+    [
+        Reading(Caching().keep),
+        Reading(Caching().store),
+        Subset(Reading(Caching().remember), range(LENGTH)),
+        CachingSamples(),
+    ],
+    ids=["list", "a class of dict", "a method of its object", "its own method"],
 )
 def test_a_cache(dataset: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert converge(dataset).controller.settings.workers == 0
