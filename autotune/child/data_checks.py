@@ -129,12 +129,13 @@ def check_workers(workload: LoadedWorkload, profile: WorkloadProfile, digests: M
     notes = []
     changes: dict[str, Any] = {"worker_bytes": 0 if workload.forks_workers else seen.memory_bytes}
     differing = [index for index, digest in zip(digests, seen.digests, strict=False) if digests[index] != digest]
-    if len(differing) >= MIN_DIFFERING and _differ_here(workload, differing, digests):
-        notes.append(NEW_SAMPLES.format(len(differing)))
-    elif len(differing) >= MIN_DIFFERING:
-        changes["differing_samples"] = len(differing)
-        named = ", ".join(map(str, differing[:3])) + (", ..." if len(differing) > 3 else "")
-        notes.append(DIFFERING.format(len(differing), named))
+    if len(differing) >= MIN_DIFFERING:
+        if _differ_here(workload, differing, digests):
+            notes.append(NEW_SAMPLES.format(len(differing)))
+        else:
+            changes["differing_samples"] = len(differing)
+            named = ", ".join(map(str, differing[:3])) + (", ..." if len(differing) > 3 else "")
+            notes.append(DIFFERING.format(len(differing), named))
     if (growth := describe_growth(workload, seen.copied)) is not None:
         notes.append(growth)
     if workload.kind == "iterable":

@@ -23,11 +23,11 @@ import torch
 
 from autotune.online.group import (
     HANG_SECONDS,
+    ITERATORS,
     GroupLoader,
     Slot,
     WorkerGroup,
     WorkerSettings,
-    note_iterator,
     start_quietly,
     wait_for_ending_workers,
 )
@@ -292,7 +292,8 @@ class Epoch:
         with start_quietly(is_own=group.is_own) as collects_garbage:
             group.loader = self._make_loader(group, collects_garbage=collects_garbage)
             group.iterator = iter(group.loader)
-            note_iterator(group.iterator)
+            if group.settings.workers:
+                ITERATORS.add(group.iterator)
             self._groups.append(group)
             self.started_workers += group.settings.workers
             self._counters.workers = max(self._counters.workers, self.started_workers)

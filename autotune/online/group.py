@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import multiprocessing
 import multiprocessing.process
 import os
 import random
@@ -28,8 +29,7 @@ from autotune.online.worker import TimedIndices
 HANG_SECONDS: Final = 120.0  # after which added workers that return nothing have failed, if the loader has no `timeout`
 END_SECONDS: Final = 5.0  # the longest that new workers wait for ending ones
 _STARTING: Final = threading.RLock()  # one thread at a time
-_ITERATORS: Final[weakref.WeakSet[Any]] = weakref.WeakSet()  # of all groups
-STARTED: Final[weakref.WeakSet[Any]] = weakref.WeakSet()  # worker processes of all groups
+ITERATORS: Final[weakref.WeakSet[Any]] = weakref.WeakSet()  # of all groups that have workers
 _ENDING: Final[dict[threading.Thread, object]] = {}  # iterators, whose copies no worker forked meanwhile may collect
 
 
@@ -212,19 +212,18 @@ class GroupLoader(DataLoader[Any]):
         """Accept any number."""
 
 
-def note_iterator(iterator: Any) -> None:
-    """Note the iterator of a group and its workers."""
-    if workers := getattr(iterator, "_workers", ()):
-        _ITERATORS.add(iterator)
-        STARTED.update(workers)
+def list_workers() -> list[Any]:
+    """Return the living workers of all groups; the training may have other child processes."""
+    started = {worker for iterator in ITERATORS for worker in iterator._workers}
+    return [one for one in multiprocessing.active_children() if one in started]
 
 
 def _disown() -> None:
     """Keep a process that the training forks from ending our workers, at the end of their iterator or at its own."""
-    for iterator in _ITERATORS:
-        iterator._shutdown = True
     children: set[Any] = multiprocessing.process._children  # type: ignore[attr-defined]
-    children.difference_update(STARTED)
+    for iterator in ITERATORS:
+        iterator._shutdown = True
+        children.difference_update(iterator._workers)
 
 
 os.register_at_fork(after_in_child=_disown)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from contextlib import suppress
 from typing import Any, Final
 
-from autotune.online.group import STARTED
+from autotune.online.group import list_workers
 from autotune.online.shared_state import SharedState
 from autotune.profiles.device_prefetch import find_tensors
 from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
@@ -54,7 +53,7 @@ class WorkerLimits:
 
     def measure_workers(self) -> str:
         """Take the private memory of running workers into account; return a reason if it exceeds the budget."""
-        workers = _list_workers()
+        workers = [one.pid for one in list_workers()]
         found = [read_smaps(pid) for pid in workers[:: max(1, len(workers) // MEASURED_WORKERS)]]
         sizes = sorted(one["Private_Dirty"] + one["Private_Clean"] for one in found)
         if not sizes:
@@ -76,7 +75,7 @@ class WorkerLimits:
             prefetch: Their prefetch factor.
             kept: How many of the running workers stay.
         """
-        workers = _list_workers()
+        workers = [one.pid for one in list_workers()]
         running, in_flight = len(workers), prefetch * self._batch_bytes
         tensors = prefetch * self._batch_tensors
         files = self._nofile - len(list_folder(PROC / "self" / "fd")) - RESERVED_FILES - running * tensors
@@ -100,8 +99,3 @@ class WorkerLimits:
     def _read_budget(self, used: int) -> int:
         available = self._memory.read() + used * self._processes
         return min(parse_budget(self._max_memory, available), available) // self._processes
-
-
-def _list_workers() -> list[int]:
-    """Return the ids of the workers of tuned loaders; the training may have other child processes."""
-    return [one.pid for one in multiprocessing.active_children() if one in STARTED and one.pid is not None]

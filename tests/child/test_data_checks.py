@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, RandomSampler, SequentialSampler, get_worker_info
 
-from autotune.child.data_checks import check_workers, describe_growth, read_copied_bytes, watch_worker
+from autotune.child.data_checks import DUPLICATES, check_workers, describe_growth, read_copied_bytes, watch_worker
 from autotune.child.sample_reader import SampleReader
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.workload_profile import WorkloadProfile
@@ -127,8 +127,7 @@ def test_an_iterable_dataset_is_found_to_shard_its_data_or_not(sharded: bool, ra
     found = check(Stream(sharded=sharded, random=random))
     assert found.workers_duplicate_data is not sharded
     assert found.reads_worker_info is sharded
-    assert found.shards is None
-    assert [note.partition(",")[0] for note in found.notes] == ["Each worker returns all the data"] * (not sharded)
+    assert (found.shards, found.notes) == (None, () if sharded else (DUPLICATES,))
 
 
 def test_equal_batches_of_two_workers_show_duplicates_in_an_epoch_too_long_to_be_counted() -> None:
@@ -159,7 +158,7 @@ def test_a_dataset_that_reads_its_worker_info_may_draw_an_epoch_in_each_worker(a
 @pytest.mark.parametrize("dataset", [DrawsAnEpoch("seed"), DrawsAnEpoch("num_workers", same=True)])
 def test_seeds_alone_and_equal_data_are_duplicates(dataset: DrawsAnEpoch) -> None:
     found = check(dataset)
-    assert found.workers_duplicate_data
+    assert (found.workers_duplicate_data, found.notes) == (True, (DUPLICATES,))
 
 
 def test_random_samples_of_a_long_epoch_that_is_not_sharded_are_reported() -> None:

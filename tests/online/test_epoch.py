@@ -234,16 +234,6 @@ def test_fewer_workers_and_more_again_are_those_of_the_start() -> None:
         group.end()
 
 
-class Plain(Dataset[int]):
-    """Samples that are their own index."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 class WorkerIds(Dataset[int]):
     """Samples that are the id of the worker that loads them."""
 
@@ -309,7 +299,8 @@ def test_a_loader_without_workers_gets_some_and_loses_them_again() -> None:
 def test_two_seeded_loaders_that_are_iterated_together_keep_their_orders(own: int) -> None:
     def read(make_batches: Callable[[DataLoader[Any]], Any]) -> list[Any]:
         torch.manual_seed(3)
-        loaders = [DataLoader(Plain(), 8, shuffle=True, num_workers=own) for _ in range(2)]
+        samples: Any = range(SAMPLES)
+        loaders = [DataLoader(samples, 8, shuffle=True, num_workers=own) for _ in range(2)]
         pairs = zip(*map(make_batches, loaders), strict=True)
         return [[batch.tolist() for batch in pair] for pair in pairs]
 

@@ -22,28 +22,30 @@ from autotune.online.model import Window
 from autotune.online.script import describe_loaders, tune_all_loaders
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = """
-    import sys, time
-    import torch
+WAITING = dedent("""
+    import time
     from torch.utils.data import DataLoader, Dataset
 
     class Waiting(Dataset):
-        def __init__(self, length):
-            self.length = length
+        def __init__(self, length, seconds=0.002):
+            self.length, self.seconds = length, seconds
 
         def __len__(self):
             return self.length
 
         def __getitem__(self, index):
-            time.sleep(0.004)
+            time.sleep(self.seconds)
             return index
+""")
+SCRIPT = WAITING + dedent("""
+    import sys
 
     class Doubling(DataLoader):
         def __iter__(self):
             return (2 * batch for batch in super().__iter__())
 
     def make_loader(length):
-        return DataLoader(Waiting(length), batch_size=8)
+        return DataLoader(Waiting(length, 0.004), batch_size=8)
 
     if __name__ == "__main__":
         train, validation = make_loader(8000), make_loader(16)
@@ -51,7 +53,7 @@ SCRIPT = """
         assert len(list(validation)) == 2
         assert sum(sum(batch.tolist()) for batch in Doubling(range(4))) == 12
         print(sys.argv[1:], __name__)
-"""
+""")
 LIKE_PYTHON = """
     import argparse, atexit, copy, multiprocessing, pickle, sys, threading, time, warnings
     from torch.utils.data import DataLoader, Dataset
@@ -85,61 +87,28 @@ LIKE_PYTHON = """
         raise SystemExit(3)
 """
 
-AFTER_TRAINING = """
-    import os, multiprocessing, pickle, sys, time
-    from torch.utils.data import DataLoader, Dataset
-
-    class Waiting(Dataset):
-        def __len__(self):
-            return 4000
-
-        def __getitem__(self, index):
-            time.sleep(0.002)
-            return index
+AFTER_TRAINING = WAITING + dedent("""
+    import os, multiprocessing, pickle, sys
 
     if __name__ == "__main__":
-        loader = DataLoader(Waiting(), batch_size=8)
+        loader = DataLoader(Waiting(4000), batch_size=8)
         for number, batch in enumerate(loader):
             if number == 300 and os.fork() == 0:
                 sys.exit(0)
         os.wait()
         multiprocessing.set_start_method("spawn")
         print(number, b"autotune" in pickle.dumps(loader), hasattr(__builtins__, "print"))
-"""
-
-REMADE = """
-    import time
-    from torch.utils.data import DataLoader, Dataset
-
-    class Waiting(Dataset):
-        def __len__(self):
-            return 1000
-
-        def __getitem__(self, index):
-            time.sleep(0.002)
-            return index
-
+""")
+REMADE = WAITING + dedent("""
     for _ in range(10):
-        loader = DataLoader(Waiting(), batch_size=8)
+        loader = DataLoader(Waiting(1000), batch_size=8)
         assert sum(len(batch) for batch in loader) == 1000
-"""
-
-INTERRUPTED = """
-    import time, torch
-    from torch.utils.data import DataLoader, Dataset
-
-    class Waiting(Dataset):
-        def __len__(self):
-            return 10 ** 6
-
-        def __getitem__(self, index):
-            time.sleep(0.01)
-            return torch.zeros(8)
-
-    for number, batch in enumerate(DataLoader(Waiting(), batch_size=2, num_workers=4)):
+""")
+INTERRUPTED = WAITING + dedent("""
+    for number, batch in enumerate(DataLoader(Waiting(10 ** 6, 0.01), batch_size=2, num_workers=4)):
         if number == 20:
             print("training", flush=True)
-"""
+""")
 
 ITERABLE = """
     import time
@@ -183,7 +152,7 @@ def run(tmp_path: Path, code: str, *arguments: str, tuned: bool = True) -> subpr
 def test_the_last_lines_name_each_loader_with_the_arguments_to_change(tmp_path: Path) -> None:
     ended = run(tmp_path, SCRIPT, "--epochs", "3")
     assert (ended.returncode, ended.stdout) == (0, "['--epochs', '3'] __main__\n"), ended.stderr
-    made, doubled = (find_line(SCRIPT, text) for text in ("return DataLoader(Waiting(length)", "Doubling(range(4))"))
+    made, doubled = (find_line(SCRIPT, text) for text in ("return DataLoader(Waiting(length", "Doubling(range(4))"))
     assert f"dltune: train.py:{doubled}: not tuned: Doubling overrides __iter__." in ended.stderr
     result, change = ended.stderr.splitlines()[-2:]
     assert re.match(rf"dltune: train.py:{made} \(8,000 samples\): num_workers=\d+ \(was 0\): ", result)
@@ -211,7 +180,7 @@ def test_after_its_training_a_script_finds_its_process_as_without_dltune(tmp_pat
 
 def test_a_loader_that_is_made_again_in_every_epoch_is_tuned_over_all_of_them(tmp_path: Path) -> None:
     ended = run(tmp_path, REMADE)
-    made = find_line(REMADE, "DataLoader(Waiting()")
+    made = find_line(REMADE, "DataLoader(Waiting(1000)")
     assert re.search(rf"train.py:{made} \(1,000 samples\): num_workers=\d \(was 0\): ", ended.stderr), ended.stderr
 
 
@@ -295,7 +264,7 @@ def test_an_interrupt_ends_the_script_with_its_own_traceback(tmp_path: Path) -> 
 
 
 def test_an_interrupt_leaves_no_file_of_a_worker(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(dedent(INTERRUPTED))
+    (tmp_path / "train.py").write_text(INTERRUPTED)
     command = [sys.executable, "-m", "autotune", "run", "train.py"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with tempfile.TemporaryDirectory(dir="/tmp") as scratch:  # sockets need a short path
