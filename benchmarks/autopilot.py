@@ -19,7 +19,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final
 
-import torch
 from pydantic import TypeAdapter
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -46,8 +45,9 @@ KEEP_SECONDS: Final = 30.0
 ROUNDS: Final = 3
 EPOCH_SECONDS: Final = 20.0  # at the settings that trials chose
 KEEP_EPOCH_SECONDS: Final = 5.0
-OVERHEAD_BATCHES: Final = 3000
-OVERHEAD_ROUNDS: Final = 21
+OVERHEAD_BATCHES: Final = 5000
+OVERHEAD_BATCH_SIZE: Final = 32
+OVERHEAD_ROUNDS: Final = 41
 
 
 class Case(FrozenModel):
@@ -174,12 +174,16 @@ def make_case(
     )
 
 
-def measure_overhead() -> float:
-    """Return the seconds that the autopilot adds to a batch while nothing changes, the median of alternating epochs."""
-    samples: Any = torch.zeros(OVERHEAD_BATCHES)
+def measure_overhead() -> list[float]:
+    """Return the seconds that the autopilot adds to a batch while nothing changes, in each of several rounds.
+
+    A batch is a list of 32 numbers for its worker, and one number back: sending tensors takes ten times as long as all
+    of the autopilot, and varies by more than that.
+    """
+    samples: Any = range(OVERHEAD_BATCHES * OVERHEAD_BATCH_SIZE)
 
     def train(*, is_tuned: bool) -> float:
-        loader: Any = DataLoader(samples, batch_size=1, num_workers=1)
+        loader: Any = DataLoader(samples, OVERHEAD_BATCH_SIZE, num_workers=1, collate_fn=len)
         if is_tuned:
             autotune.autopilot(loader, None, quiet=True)
             iter(loader)  # makes its state
@@ -190,7 +194,7 @@ def measure_overhead() -> float:
             pass
         return (time.perf_counter() - began) / OVERHEAD_BATCHES
 
-    return statistics.median(train(is_tuned=True) - train(is_tuned=False) for _ in range(OVERHEAD_ROUNDS))
+    return [train(is_tuned=True) - train(is_tuned=False) for _ in range(OVERHEAD_ROUNDS)]
 
 
 def show(case: Case) -> Case:
@@ -264,7 +268,8 @@ def main() -> None:
             store([measure(offline, name)])
     print(format_cases(tuple(cases.values())))
     if "overhead" in given.parts:
-        print(f"overhead: {1e6 * measure_overhead():.1f} us a batch")
+        low, middle, high = (1e6 * one for one in statistics.quantiles(measure_overhead(), n=4))
+        print(f"overhead: {middle:.1f} us a batch (quartiles of {OVERHEAD_ROUNDS} rounds: {low:.1f}, {high:.1f})")
 
 
 if __name__ == "__main__":

@@ -74,6 +74,7 @@ class Epoch:
         self.started_at = self.returned_at
         self.kept: list[WorkerGroup] = []  # persistent workers after the end
         self.failure = ""  # of added workers
+        self._last_free = -1  # the last slot that was drawn before a group took it
         self._is_too_late = False  # to start workers in this epoch
         self._source_end: Exception | type[Exception] = StopIteration  # or an error of the sampler
         sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -153,8 +154,8 @@ class Epoch:
         began = time.perf_counter()
         self._start_first()
         while True:
-            inline = next((one for one in self._list_open() if not one.settings.workers), None)
-            group = (self._queue[0].group if self._queue else None) or inline
+            group = self._queue[0].group if self._queue else None
+            group = group or next((one for one in self._list_open() if not one.settings.workers), None)
             if group is None:
                 break
             returned = group.returned
@@ -246,9 +247,10 @@ class Epoch:
 
     def _take(self, group: WorkerGroup) -> Slot:
         """Return the next slot of a group: never one before those that it has, as it delivers in the order it takes."""
-        for slot in self._queue:
-            if slot.group is None and slot.number > group.last:
-                return slot
+        if group.last < self._last_free:
+            for slot in self._queue:
+                if slot.group is None and slot.number > group.last:
+                    return slot
         if not group.is_open:
             raise StopIteration
         return self._draw(is_ahead=group.settings.workers > 0)
@@ -269,6 +271,7 @@ class Epoch:
                     slot = self._draw(is_ahead=True)
                     if at >= 0 and (at + 1) * share // whole > at * share // whole:
                         group.plan(slot)
+            self._last_free = self.drawn - 1
             if group.planned or not share or not self._groups:
                 self._start(group)
             elif self.drawn > lead + 2 * whole:
@@ -279,6 +282,7 @@ class Epoch:
             if group.is_own and not self._groups:
                 raise
             self.failure = self.failure or _describe(error)
+            self._last_free = self.drawn - 1
             for slot in self._queue:
                 slot.group = None if slot.group is group else slot.group
             if not self._groups:
