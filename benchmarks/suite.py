@@ -2,8 +2,9 @@
 
 For each workload dltune chooses a configuration as its users run it. Short training runs screen a grid of
 configurations. Then dltune's choice, PyTorch's defaults, `num_workers` = CPUs and the two best of the grid train whole
-runs, alternating, each run in a fresh process. Printed are samples per second (median of the rounds), the choice as a
-share of the grid's best (median ratio of the rounds), and the prediction over the measured value.
+runs, alternating, each run in a fresh process. Where they scatter, the choice and the two best train further rounds.
+Printed are samples per second (median of the rounds), the choice as a share of the grid's best (median ratio of the
+rounds), and the prediction over the measured value.
 
     python -m benchmarks.suite [--only NAME ...] [--tuners loadtune random tpe gp] [--skip-grid] [--results FILE]
 
@@ -39,8 +40,9 @@ from benchmarks.workloads.workload import BenchWorkload
 
 RESULTS: Final = Path("benchmarks/results/suite.json")
 FINALISTS: Final = 2  # of the grid
+RESOLUTION: Final = 0.01  # standard error of the logarithm of a ratio, above which there are further rounds
 SIMULATIONS: Final = 2000
-MEDIAN_DEVIATION: Final = 0.70  # of one of three normal values from their median, if it is another; in sigmas
+MEDIAN_DEVIATION: Final = 0.70  # of normal values from the median of three, if it is another, in sigmas; 0.67 of many
 MAX_FAILURES: Final = 4  # of a grid, before the rest is skipped
 DLTUNE: Final = "dltune"
 FAILURES: Final = (subprocess.CalledProcessError, TrainingError)
@@ -134,7 +136,7 @@ def measure(
 
     Args:
         workload: The workload.
-        rounds: Whole runs of each configuration.
+        rounds: Whole runs of each configuration, at least.
         with_grid: Whether to screen the grid.
         choose: Tuners; dltune comes first.
         train: Trains in a fresh process.
@@ -160,9 +162,12 @@ def measure(
             candidates[config] = (*candidates.get(config, ()), label)
     rates: dict[LoaderConfig, list[float]] = {config: [] for config in candidates}
     device: DeviceFacts | None = None
-    for number in range(rounds):
-        order = [*candidates][number % len(candidates) :] + [*candidates][: number % len(candidates)]
-        for config in order:
+    compared = [config for config, labels in candidates.items() if any(map(_is_compared, labels))]
+    for number in range(workload.pacing.max_rounds_factor * rounds):
+        if number >= rounds and is_resolved([rates[config] for config in compared]):
+            break
+        trained = compared if number >= rounds else [*candidates]
+        for config in trained[number % len(trained) :] + trained[: number % len(trained)]:
             run = train_whole_run(workload, config, train)
             device, rate = run.device, run.extrapolate(workload.epochs)
             rates[config].append(rate)
@@ -184,6 +189,23 @@ def measure(
             for config, labels in candidates.items()
         ),
     )
+
+
+def _is_compared(label: str) -> bool:
+    return label == DLTUNE or label.startswith("grid")
+
+
+def is_resolved(rates: Sequence[Sequence[float]]) -> bool:
+    """Return whether every ratio to the first configuration is known to `RESOLUTION`.
+
+    Args:
+        rates: Throughputs of the alternating rounds, of each configuration.
+    """
+    for others in rates[1:]:
+        logs = [math.log(other / one) for one, other in zip(rates[0], others, strict=True)]
+        if len(logs) < 2 or statistics.stdev(logs) > RESOLUTION * math.sqrt(len(logs)):
+            return False
+    return True
 
 
 def screen(
@@ -310,7 +332,9 @@ def run(workloads: Sequence[BenchWorkload], results: Path, description: str | No
     names = [workload.name for workload in workloads]
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"whole runs of each configuration ({rounds})")
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help=f"whole runs of each, at least ({rounds})"
+    )
     parser.add_argument("--skip-grid", action="store_true", help="compare with the defaults and CPUs only")
     parser.add_argument("--tuners", nargs="+", choices=OTHER_TUNERS, default=(), help="let these choose as well")
     parser.add_argument("--device", help="device of the training step")

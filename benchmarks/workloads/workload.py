@@ -20,6 +20,7 @@ class Pacing:
         min_epochs: Epochs of a whole run, at least.
         run_seconds: No further epoch of a whole run starts after that time.
         give_up_seconds: A whole run is given up after that time; None for never.
+        max_rounds_factor: The most rounds of whole runs over the least; further rounds are for runs that scatter.
     """
 
     screen_epochs: int
@@ -29,6 +30,7 @@ class Pacing:
     min_epochs: int
     run_seconds: float
     give_up_seconds: float | None
+    max_rounds_factor: int
 
     def screen_seconds(self, best_seconds: float | None) -> float | None:
         """Return the time limit of a short run, if the shortest so far took `best_seconds`."""
@@ -45,6 +47,7 @@ LONG: Final = Pacing(
     min_epochs=2,
     run_seconds=10.0,
     give_up_seconds=None,
+    max_rounds_factor=3,
 )
 SHORT: Final = Pacing(
     screen_epochs=2,
@@ -54,6 +57,7 @@ SHORT: Final = Pacing(
     min_epochs=1,
     run_seconds=4.0,
     give_up_seconds=6.0,
+    max_rounds_factor=1,
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.config import LoaderConfig
-from benchmarks.suite import format_results, measure, screen, simulate_worst_share
+from benchmarks.suite import format_results, is_resolved, measure, screen, simulate_worst_share
 from benchmarks.training import DeviceFacts, Job, TrainingError, TrainingRun
 from benchmarks.tuners import Choice, make_command
 from benchmarks.workloads.catalogue import GPU_WORKLOADS, find_workload
@@ -63,6 +63,23 @@ def test_even_a_perfect_choice_is_below_the_best_by_the_scatter_of_the_runs() ->
     ]
     one = result.model_copy(update={"measured": tuple(noisy)})
     assert 0.7 < simulate_worst_share([one] * 12) < simulate_worst_share([one]) < 1.0
+
+
+def test_runs_that_scatter_are_repeated_and_the_defaults_are_not() -> None:
+    assert is_resolved([(100.0, 100.0, 100.0), (130.0, 131.0, 129.0)])
+    assert not is_resolved([(100.0, 100.0, 100.0), (110.0, 100.0, 91.0)])
+    assert not is_resolved([(100.0,), (100.0,)])
+    assert is_resolved([(100.0,)])
+    rounds = iter(range(1000))
+
+    def train(job: Job) -> TrainingRun:
+        run = train_by_formula(job)
+        scatter = 1.0 + 0.2 * (next(rounds) % 2)
+        return run.model_copy(update={"epoch_seconds": tuple(scatter * one for one in run.epoch_seconds)})
+
+    result = measure(find_workload("tutorial"), 3, choose=(choose_eight,), train=train)
+    counts = {label: len(one.samples_per_second) for one in result.measured for label in one.labels}
+    assert counts == {"dltune": 9, "defaults": 3, "CPUs": 3, "grid 1": 9, "grid 2": 9}
 
 
 def test_without_a_grid_the_choice_is_compared_with_the_defaults_alone() -> None:
