@@ -332,9 +332,7 @@ def run(workloads: Sequence[BenchWorkload], results: Path, description: str | No
     names = [workload.name for workload in workloads]
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument(
-        "--rounds", type=int, default=rounds, help=f"whole runs of each, at least ({rounds})"
-    )
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"whole runs of each, at least ({rounds})")
     parser.add_argument("--skip-grid", action="store_true", help="compare with the defaults and CPUs only")
     parser.add_argument("--tuners", nargs="+", choices=OTHER_TUNERS, default=(), help="let these choose as well")
     parser.add_argument("--device", help="device of the training step")

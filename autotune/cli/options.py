@@ -19,6 +19,7 @@ TUNES: Final = "0 done; 1 failed; 2 usage or your code; 3 no configuration works
 FIELDS: Final = {"arg": "dataset_args", "set": "fixed", "timeout": "timeout_seconds"} | {
     f"{name}-time": f"{name}_seconds" for name in ("step", "trial", "stall")
 }  # of a request, for the options that have other names
+START_METHOD: Final = "multiprocessing_context"  # may be set, but is not searched
 
 
 def epilog(*examples: str, codes: str = "", more: str = "") -> str:
@@ -163,6 +164,7 @@ def build_request(options: Mapping[str, Any]) -> TuningRequest:
     from pydantic import ValidationError
 
     from autotune.request import TuningRequest, WorkloadRequest, explain_invalid
+    from autotune.settings import SETTINGS
 
     if options["dataset"] and options["loader"]:
         raise UsageError("Pass either --dataset or --loader.")
@@ -174,11 +176,14 @@ def build_request(options: Mapping[str, Any]) -> TuningRequest:
         if "batch_size" in {*fixed, *search}:
             raise UsageError("The batch size is given twice: pass it with --batch-size only.")
         (fixed if len(sizes) == 1 else search)["batch_size"] = sizes[0] if len(sizes) == 1 else sizes
+    for option, given, known in (("set", fixed, (*SETTINGS, START_METHOD)), ("search", search, (*SETTINGS,))):
+        if unknown := given.keys() - {*known}:
+            raise UsageError(f"--{option} {min(unknown)}: no such setting. There are {', '.join(known)}.")
     fields = {FIELDS.get(name.replace("_", "-"), name): value for name, value in options.items()} | {
         "dataset": options["dataset"] or options["loader"],
         "is_loader": not options["dataset"],
         "dataset_args": dict(options["arg"]),
-        "start_method": fixed.pop("multiprocessing_context", None),
+        "start_method": fixed.pop(START_METHOD, None),
         "fixed": fixed,
         "search": search,
     }
@@ -188,6 +193,6 @@ def build_request(options: Mapping[str, Any]) -> TuningRequest:
         return TuningRequest(workload=workload, **rest)
     except ValidationError as error:
         path, reason = explain_invalid(error)
-        names = {name: option for option, name in FIELDS.items()} | {"start_method": "set multiprocessing_context"}
+        names = {name: option for option, name in FIELDS.items()} | {"start_method": f"set {START_METHOD}"}
         path[:1] = [f"--{names.get(name, name.replace('_', '-'))}" for name in path[:1]]
         raise UsageError(f"{' '.join(path[:2])}: {reason}.".removeprefix(": ")) from None

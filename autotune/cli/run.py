@@ -14,6 +14,7 @@ from autotune.cli.options import epilog, option
     params=[
         click.Argument(["script"], metavar="SCRIPT"),
         click.Argument(["arguments"], metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED),
+        option("-m --module", "SCRIPT is the name of a module, as in python -m."),
         option("-o --output FILE", "File for the result.", "dltune.json"),
         option("--max-workers N", "Maximum of num_workers. Default: 64, or twice the CPUs if that is more."),
         option("--max-memory SIZE", "Host memory for added workers: a percentage of what is free, or a size.", "80%"),
@@ -22,11 +23,12 @@ from autotune.cli.options import epilog, option
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "show_default": True},
     epilog=epilog(
         "dltune run train.py --epochs 3",
+        "dltune run -m package.train --epochs 3",
         "torchrun --nproc-per-node 8 -m autotune run train.py",
-        codes="0 done; others are those of the script; 2 there is no such file",
+        codes="0 done; others are those of the script; 2 there is no such file or module",
     ),
 )
-def run(script: str, arguments: tuple[str, ...], output: str, quiet: bool, **limits: Any) -> None:
+def run(script: str, arguments: tuple[str, ...], module: bool, output: str, quiet: bool, **limits: Any) -> None:
     """Run a training script unchanged, and tune its DataLoaders while it trains.
 
     Only num_workers and prefetch_factor change, between two batches. The samples, their order and errors are those of
@@ -36,4 +38,4 @@ def run(script: str, arguments: tuple[str, ...], output: str, quiet: bool, **lim
         from autotune.online.autopilot import Options
         from autotune.online.script import run_script
 
-        run_script(script, arguments, Options(output, quiet=quiet, **limits))
+        run_script(script, arguments, Options(output, quiet=quiet, **limits), is_module=module)

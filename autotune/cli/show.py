@@ -140,5 +140,6 @@ def write_or_print(text: str, output: str | None, *, force: bool, source: str) -
             raise OutputError(f"{path} exists already. Pass --force to replace it.")
         write_atomically(path, text)
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}.") from None
+        problem = error.strerror if path.absolute().parent.exists() else "its folder does not exist"
+        raise OutputError(f"{path} cannot be written: {problem}.") from None
     print_error(f"Wrote {path}.")

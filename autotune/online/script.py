@@ -1,8 +1,9 @@
-"""`dltune run`: executes a training script unchanged, with the autopilot on every DataLoader that it iterates over."""
+"""`dltune run`: executes an unchanged script or module, with the autopilot on every DataLoader it iterates over."""
 
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import wraps
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -29,19 +31,32 @@ from autotune.system.software import is_library
 _PLACE: Final = "_dltune_place"  # attribute of a loader: the line of the user's code that made it
 
 
-def run_script(script: str, arguments: Sequence[str], options: Options) -> None:
+def run_script(script: str, arguments: Sequence[str], options: Options, *, is_module: bool = False) -> None:
     """Execute a script as `python script arguments` does, and report the result of each of its loaders.
 
+    Args:
+        script: Path of the script, or the name of a module.
+        arguments: Arguments of the script.
+        options: Options of the autopilot.
+        is_module: Whether to execute a module, as `python -m script arguments` does.
+
     Raises:
-        UsageError: There is no such file.
+        UsageError: There is no such file or module.
         SystemExit: The script failed or was interrupted, and its traceback is printed; or it raised this itself.
     """
-    path = Path(script).absolute()
-    if not os.path.isfile(path):  # noqa: PTH113  # False, not an error, if its folder may not be read
-        raise UsageError(f"{script} is not a file. Run: dltune run train.py ARGS.")
     main = ModuleType("__main__")  # for good: threads and functions of `atexit` need it after the end of the script
+    if is_module:
+        sys.path[0] = str(Path.cwd())
+        main.__spec__ = _find_module(script)
+        main.__package__, path = main.__spec__.parent, Path(main.__spec__.origin or "")
+        script = str(path)
+    else:
+        path = Path(script).absolute()
+        if not os.path.isfile(path):  # noqa: PTH113  # False, not an error, if its folder may not be read
+            raise UsageError(f"{script} is not a file. Run: dltune run train.py ARGS.")
+        sys.path[0] = str(path.resolve().parent)
     main.__file__, vars(main)["__builtins__"] = str(path), builtins
-    sys.modules["__main__"], sys.argv[:], sys.path[0] = main, [script, *arguments], str(path.resolve().parent)
+    sys.modules["__main__"], sys.argv[:] = main, [script, *arguments]
     with nullcontext() if is_switched_off() else tune_all_loaders(options):
         try:
             exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(main))  # noqa: S102  # the user's
@@ -54,6 +69,19 @@ def run_script(script: str, arguments: Sequence[str], options: Options) -> None:
             sys.excepthook(type(error), error.with_traceback(frames), frames)
             traceback.clear_frames(frames)  # they hold an iterator: its workers end now, and remove their files
             raise SystemExit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1) from None
+
+
+def _find_module(name: str) -> ModuleSpec:
+    """Find a module, or the `__main__` of a package; its parent packages are imported."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"-m {name}: {error}.") from None
+    if spec is None or not (spec.origin or "").endswith(".py"):
+        raise UsageError(f"-m {name}: no such module of Python code. Run: dltune run -m package.train ARGS.")
+    return spec
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 from pydantic import ValidationError
@@ -46,7 +47,8 @@ def read_file(path: Path) -> TunedFile:
     if "schema_version" in kinds or unknown:
         problem = f"has the unknown field {unknown[-1]}" if unknown else "is not of schema version 1"
         raise ProfileError(f"{path} {problem}: another version of dltune, or another program, wrote it.")
-    raise ProfileError(f"{path} is not a tuned file: {list(kinds)[-1]}: {problems[0]['msg']}.")
+    reason = f"{list(kinds)[-1]}: {problems[0]['msg']}".removeprefix(": ")
+    raise ProfileError(f"{path} is not a tuned file: {reason}. Choose another file, or remove this one.")
 
 
 def read_profiles(path: Path) -> tuple[TunedProfile, ...]:
@@ -114,9 +116,15 @@ def check_writable(path: Path) -> None:
         raise OutputError(f"{path} is a folder. Choose a file with --output.")
     if os.path.ismount(real):
         raise OutputError(f"{path} cannot be replaced: it is a mount point. Mount its folder.")
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):  # noqa: PTH112
-        problem = "is read-only" if os.path.isdir(folder) else "does not exist, or cannot be read"  # noqa: PTH112
-        raise OutputError(f"{path} cannot be written: the folder {folder} {problem}.")
+    try:
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        problem = f"cannot be used: {error.strerror}"
+        if error.errno in {errno.EROFS, errno.EACCES}:
+            problem = "is read-only"
+        elif not os.path.isdir(folder):  # noqa: PTH112
+            problem = "does not exist"
+        raise OutputError(f"{path} cannot be written: the folder {folder} {problem}.") from None
     if os.path.exists(real):  # noqa: PTH110
         read_file(path)
 

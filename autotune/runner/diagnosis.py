@@ -117,7 +117,11 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
         r"daemonic processes are not allowed to have children": (
             "A worker must not start processes: start none in the dataset, or tune with --max-workers 0"
         ),
-        r"\ASystemExit": 'Code at the top of a module called sys.exit(): guard it with if __name__ == "__main__"',
+        r"\ASystemExit": (
+            "Code called sys.exit(): raise an error instead, and guard calls at the top of a module with "
+            'if __name__ == "__main__"'
+        ),
+        r"^KeyError: \d+$": "Samples are numbered from 0 to len(dataset) - 1; of a DataFrame, return frame.iloc[index]",
         r"StopIteration": "It silently ends an epoch if __getitem__ or collate_fn raises it: raise another error",
         r"Caught \w+ in pin memory thread": "The batch could not be pinned: tune with --set pin_memory=false",
         r"ModuleNotFoundError: No module named": (

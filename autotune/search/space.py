@@ -134,7 +134,9 @@ def plan_space(
     choices |= {name: _restrict(name, choices[name], requested[name]) for name in requested if name != "batch_size"}
     choices |= {name: (value,) for name, value in workload.fixed_settings.items()}
     if choices["num_workers"] == (0,):
-        choices |= {name: (setting.default,) for name, setting in SETTINGS.items() if setting.needs == "num_workers"}
+        unused = {name: setting.default for name, setting in SETTINGS.items() if setting.needs == "num_workers"}
+        choices |= {name: (default,) for name, default in unused.items()}
+        notes += [f"{name} has no effect without workers" for name in unused if name in requested]
     return SearchSpace(choices, workload.multiprocessing_context, tuple(filter(None, notes)))
 
 

@@ -49,9 +49,9 @@ def select_candidates(
     """Select the configurations that deserve a second measurement; none if no trial completed.
 
     These are the best; its variants in order, with default values and with unchanged training; the one with the fewest
-    workers near the best, and with the most if threads of the step spin; and the next best with other workers if all of
-    these have as many. The expected throughput, in samples per second, replaces the measured one. If non-default
-    settings are not expected to gain, their variant replaces the best.
+    workers near the best; the one with the most that is not far behind, if threads of the step spin; and the next best
+    with other workers if all of these have as many. The expected throughput, in samples per second, replaces the
+    measured one. If non-default settings are not expected to gain, their variant replaces the best.
     """
     rates = {one.config: expected.get(one.config, one.samples_per_second) for one in records if one.is_feasible}
     ranked = sorted(rates, key=lambda config: rates[config], reverse=True)
@@ -68,7 +68,8 @@ def select_candidates(
     near.sort(key=lambda config: config.dataloader.num_workers)
     variants.append(plan.default_variant(near[0]))
     if has_spinning_step(plan.workload):  # short trials of such a step differ by as much as numbers of workers do
-        variants.append(plan.default_variant(near[-1]))
+        good = [config for config in ranked if rates[config] >= MIN_CANDIDATE_RATIO * rates[top]]
+        variants.append(plan.default_variant(max(good, key=lambda config: config.dataloader.num_workers)))
     selected = dict.fromkeys([best, *(config for config in variants if config in rates or is_allowed(config))])
     workers = {config.dataloader.num_workers for config in selected}
     others = [one for one in ranked if one.dataloader.num_workers not in workers]

@@ -110,12 +110,14 @@ def test_the_tuned_file_itself_is_never_replaced(command: tuple[str, ...], path:
     assert Path("dltune.json").read_text() == before
 
 
-@pytest.mark.parametrize("path", ["nowhere/loader.yaml", "."])
-def test_an_output_that_cannot_be_written_is_an_error(path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "problem"), [("nowhere/loader.yaml", "its folder does not exist."), (".", "It is not a regular file.")]
+)
+def test_an_output_that_cannot_be_written_is_an_error(path: str, problem: str) -> None:
     save()
     result = invoke("export", "--to", "yaml", "-o", path, "--force")
     assert result.exit_code == 1
-    assert f"{path} cannot be written: " in result.stderr
+    assert f"{path} cannot be written: {problem}" in result.stderr
 
 
 def test_an_export_is_printed_and_its_notes_are_on_stderr() -> None:

@@ -87,6 +87,17 @@ LIKE_PYTHON = """
         raise SystemExit(3)
 """
 
+MODULE = dedent("""
+    import multiprocessing, sys
+    from torch.utils.data import DataLoader
+    from .names import NAME
+
+    if __name__ == "__main__":
+        print(NAME, __package__, __spec__.name, __file__, sys.argv, sys.path[0])
+        multiprocessing.set_start_method("spawn")
+        print([batch.tolist() for batch in DataLoader(range(6), batch_size=3, num_workers=1)], flush=True)
+        sys.exit(4)
+""")
 AFTER_TRAINING = WAITING + dedent("""
     import os, multiprocessing, pickle, sys
 
@@ -143,8 +154,12 @@ OWN = """
 
 def run(tmp_path: Path, code: str, *arguments: str, tuned: bool = True) -> subprocess.CompletedProcess[str]:
     (tmp_path / "train.py").write_text(dedent(code))
+    return run_python(tmp_path, "train.py", *arguments, tuned=tuned)
+
+
+def run_python(tmp_path: Path, *arguments: str, tuned: bool = True) -> subprocess.CompletedProcess[str]:
     dltune = ["-m", "autotune", "run", "--max-workers", "4"] if tuned else []
-    command = [sys.executable, *dltune, "train.py", *arguments]
+    command = [sys.executable, *dltune, *arguments]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=120)
 
@@ -170,6 +185,27 @@ def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (3, plain.stdout), ended.stderr
     warned = [line for line in ended.stderr.splitlines() if not line.startswith("dltune: ")]
     assert warned == plain.stderr.splitlines()
+
+
+@pytest.mark.parametrize("name", ["pkg.train", "pkg"])
+def test_a_module_runs_as_python_runs_it(name: str, tmp_path: Path) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "names.py").write_text("NAME = 'a relative import'")
+    (package / "train.py").write_text(MODULE)
+    (package / "__main__.py").write_text(MODULE)
+    plain = run_python(tmp_path, "-m", name, "--epochs", "3", tuned=False)
+    ended = run_python(tmp_path, "-m", name, "--epochs", "3")
+    assert "a relative import" in plain.stdout, plain.stderr
+    assert (ended.returncode, ended.stdout) == (plain.returncode, plain.stdout), ended.stderr
+
+
+@pytest.mark.parametrize("name", ["nowhere.train", "json.nothing", "math", "..train"])
+def test_a_module_that_does_not_exist_is_a_usage_error(name: str, tmp_path: Path) -> None:
+    ended = run_python(tmp_path, "-m", name)
+    assert (ended.returncode, f"Error: -m {name}: " in ended.stderr) == (2, True), ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_after_its_training_a_script_finds_its_process_as_without_dltune(tmp_path: Path) -> None:

@@ -256,6 +256,19 @@ def test_a_file_of_another_version_is_rejected_in_one_sentence(
     assert read_profiles(path) == ()
 
 
+def test_an_empty_file_is_rejected_with_the_next_step(tmp_path: Path) -> None:
+    path = tmp_path / "dltune.json"
+    path.touch()
+    with pytest.raises(ProfileError, match=r"is not a tuned file: Invalid JSON.* Choose another file, or remove"):
+        save_profile(path, make_profile())
+    assert path.read_text() == ""
+
+
+def test_a_folder_without_files_of_users_is_rejected_before_the_file_is_locked() -> None:
+    with pytest.raises(OutputError, match=r"the folder /proc cannot be used: No such file"):
+        check_writable(Path("/proc/dltune.json"))
+
+
 def test_a_file_that_is_too_large_is_neither_written_nor_read(tmp_path: Path) -> None:
     path = tmp_path / "dltune.json"
     with pytest.raises(OutputError, match=r"exceed 16\.0 MiB"):

@@ -221,8 +221,10 @@ def test_without_a_writable_shm_no_worker_is_tried(workload: WorkloadProfile) ->
 
 
 def test_without_workers_the_settings_of_workers_are_not_searched() -> None:
-    space = plan(make_request(fixed={"num_workers": 0}, search={"batch_size": (16, 32)}))
+    request = make_request(fixed={"num_workers": 0, "prefetch_factor": 4}, search={"batch_size": (16, 32)})
+    space = plan(request)
     assert set(space.searched()) == {"batch_size", "pin_memory"}
+    assert "prefetch_factor has no effect without workers" in space.notes
 
 
 def test_the_batch_size_of_the_users_own_batches_cannot_be_set() -> None:
