@@ -30,7 +30,7 @@ from benchmarks.suite import WorkloadResult
 from benchmarks.tables import format_table, say
 from benchmarks.workloads.catalogue import find_workload
 
-OFFLINE: Final = Path("benchmarks/results/2026-11-26.json")
+OFFLINE: Final = Path("benchmarks/results/2026-11-27.json")
 RESULTS: Final = Path("benchmarks/results/autopilot.json")
 PARTS: Final = ("start", "choice", "keep", "overhead")
 STARTS: Final = (0, 2, 12, 24)
