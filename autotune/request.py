@@ -178,8 +178,8 @@ def check_import_string(option: str, text: str) -> None:
         hint = f" Name a function in the file, as in {text}:make_loader."
     elif ":" not in text:
         module, dot, name = text.rpartition(".")
-        example = "make_step" if option == "--step" else "make_dataset"
-        hint = f" Is it {module}:{name}?" if dot else f" Is the attribute missing, as in {text}:{example}?"
+        example = f"{text}:{'make_step' if option == '--step' else 'make_dataset'}"
+        hint = f" Is it {module}:{name}, or {example}?" if dot else f" Is the attribute missing, as in {example}?"
     elif "/" in text:
         hint = " A module's name has dots: data/images is data.images; or pass the file: data/images.py."
     raise UsageError(f"{option} {text}: not of the form package.module:attribute or file.py:attribute.{hint}")

@@ -85,7 +85,7 @@ def test_a_value_is_fixed_and_a_list_is_searched(
         (("--set", "colour=red"), "--set colour: no such setting. There are batch_size, num_workers, "),
         (("--set", "colour=red"), "worker_threads, multiprocessing_context."),
         (("--search", "multiprocessing_context=fork,spawn"), "--search multiprocessing_context: no such setting"),
-        (("--step", "train.make_step"), "Is it train:make_step?"),
+        (("--step", "train.make_step"), "Is it train:make_step, or train.make_step:make_step?"),
         (("--step", "train"), "Is the attribute missing, as in train:make_step?"),
         (("--set", "sharing_strategy=pigeon"), "sharing_strategy='pigeon' is not possible"),
         (("--set", "multiprocessing_context=thread"), "--set multiprocessing_context: Input should be 'fork'"),
