@@ -74,7 +74,7 @@ class Epoch:
         self.started_at = self.returned_at
         self.kept: list[WorkerGroup] = []  # persistent workers after the end
         self.failure = ""  # of added workers
-        self._last_free = -1  # the last slot that was drawn before a group took it
+        self._last_free = -1  # the last slot that may be free
         self._is_too_late = False  # to start workers in this epoch
         self._source_end: Exception | type[Exception] = StopIteration  # or an error of the sampler
         sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -265,13 +265,13 @@ class Epoch:
         group = WorkerGroup(settings, self._take, is_own=settings == self._own and not others)
         share = settings.batches
         whole = share + sum(one.pending for one in others) if share else 0
+        self._last_free = self.drawn + lead + whole - 1
         try:
             with suppress(StopIteration):  # the epoch has fewer
                 for at in range(-lead, whole):
                     slot = self._draw(is_ahead=True)
                     if at >= 0 and (at + 1) * share // whole > at * share // whole:
                         group.plan(slot)
-            self._last_free = self.drawn - 1
             if group.planned or not share or not self._groups:
                 self._start(group)
             elif self.drawn > lead + 2 * whole:
@@ -282,7 +282,6 @@ class Epoch:
             if group.is_own and not self._groups:
                 raise
             self.failure = self.failure or _describe(error)
-            self._last_free = self.drawn - 1
             for slot in self._queue:
                 slot.group = None if slot.group is group else slot.group
             if not self._groups:

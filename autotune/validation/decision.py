@@ -67,13 +67,12 @@ def select_candidates(
     near = [config for config in ranked if rates[config] >= NEAR_BEST_RATIO * rates[top]]
     near.sort(key=lambda config: config.dataloader.num_workers)
     variants.append(plan.default_variant(near[0]))
+    good = [config for config in ranked if rates[config] >= MIN_CANDIDATE_RATIO * rates[top]]
     if has_spinning_step(plan.workload):  # short trials of such a step differ by as much as numbers of workers do
-        good = [config for config in ranked if rates[config] >= MIN_CANDIDATE_RATIO * rates[top]]
         variants.append(plan.default_variant(max(good, key=lambda config: config.dataloader.num_workers)))
     selected = dict.fromkeys([best, *(config for config in variants if config in rates or is_allowed(config))])
     workers = {config.dataloader.num_workers for config in selected}
-    others = [one for one in ranked if one.dataloader.num_workers not in workers]
-    others = [one for one in others if rates[one] >= MIN_CANDIDATE_RATIO * rates[top]]
+    others = [one for one in good if one.dataloader.num_workers not in workers]
     return [*selected, *(others[:1] if len(workers) == 1 else ())]  # a short trial may be off by 10%
 
 
