@@ -279,6 +279,7 @@ WORKLOAD = WorkloadRequest(dataset="data:make", step="train:make_step")
         (("step", "ValueError: no"), WorkloadError, "The step factory train:make_step failed"),
         (("running step", "ValueError"), WorkloadError, "(train:make_step) failed on a batch"),
         (("import", "SystemExit: 0"), WorkloadError, "called sys.exit()"),
+        (("trial", "KeyError: 3"), WorkloadError, "return frame.iloc[index]"),
         (("import", "ModuleNotFoundError: No module named 'rows'"), WorkloadError, "add its folder to PYTHONPATH"),
         (("import", NO_FILES), WorkloadError, "\nRaise the limit (ulimit -n)."),
     ],
