@@ -11,8 +11,9 @@ LOWEST := .venv-lowest/bin
 LOWEST_READY := .venv-lowest/.ready
 WITH_CHILDREN := runner/test_probe.py runner/test_ranks.py runner/test_runner.py child online benchmarks docs \
 	test_end_to_end.py test_checking.py test_docs.py  # and tests that are marked slow
-ALONE := tests/faults/test_budgets.py  # it measures memory; all other tests run in two processes
+ALONE := tests/faults/test_budgets.py  # it measures memory; all other tests run in several processes
 IN_TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+IN_THREE := $(IN_TWO:2=3)  # the slow tests often wait
 
 .PHONY: demo test test-all coverage mutation test-lowest faults test-gpu test-libraries lint types dist check bench bench-gpu replay coverage-simulation docs
 .PHONY: clean help
@@ -36,12 +37,12 @@ $(TEST_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps timm  # without torchvision, which brings a CUDA build
 	@touch $(TEST_READY)
 
-test: $(READY) ## Set up, then run the fast tests: under four minutes on two cores
+test: $(READY) ## Set up, then run the fast tests: about five minutes on two cores
 	$(BIN)/python -m pytest tests -m "not slow" $(IN_TWO)
 
 test-all: test $(TEST_READY) ## Then the slow tests: faults, other libraries (half a gigabyte), a browser
 	$(BIN)/python -m pytest $(ALONE)
-	$(BIN)/python -m pytest tests -m slow $(ALONE:%=--ignore %) $(IN_TWO)
+	$(BIN)/python -m pytest tests -m slow $(ALONE:%=--ignore %) $(IN_THREE)
 
 $(COVERAGE_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --group coverage
