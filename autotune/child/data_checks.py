@@ -38,7 +38,6 @@ MIN_DIFFERING: Final = 4  # samples; fewer may be rare draws from a generator of
 COMPARED_BATCHES: Final = 4  # two of each of two workers
 _read_numbers: Final[set[str]] = set()  # in a worker process: attributes of its WorkerInfo that code has read
 
-MIN_HEAP_BYTES: Final = 192 * 2**20  # of the training process, for copies of it to matter
 MEMORY_BATCH: Final = 8  # samples, when nothing but memory is watched
 MEMORY_INTERVAL_SECONDS: Final = 0.15  # in the first one, a worker copies what any worker copies
 MIN_NOTED_BYTES: Final = 64 * 2**20  # copied by one worker
@@ -165,7 +164,8 @@ def _differ_here(workload: LoadedWorkload, indices: Sequence[int], digests: Mapp
 
 
 def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: Observation) -> None:
-    is_growing = workload.forks_workers and read_smaps("self")["Anonymous"] >= MIN_HEAP_BYTES
+    own_bytes = read_smaps("self")["Anonymous"] - workload.inherited_bytes
+    is_growing = workload.forks_workers and own_bytes >= MIN_NOTED_BYTES
     goal = len(digests) or DUPLICATED_RATIO * (workload.sample_counts.samples or 0)
     loader = _build_watched_loader(workload, digests, is_growing=is_growing)
     batches = iter(loader)

@@ -40,6 +40,7 @@ from autotune.errors import UsageError
 from autotune.profiles.loaders import WITHOUT_WORKERS, list_parameters, takes
 from autotune.request import Workload, WorkloadRequest, split_import_string
 from autotune.settings import SETTINGS, SettingName, config_from_values
+from autotune.system.procfs import read_smaps
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class LoadedWorkload:
     own: CustomLoader | None = None  # how a custom loader is made and measured; None for a plain DataLoader
     owner: Any = None  # the data module that returned the loader; it may own the files that the dataset reads
     note: str | None = None  # what is measured, if that is not a plain DataLoader
+    inherited_bytes: int = 0  # memory of this process before the user's code was imported
 
     @property
     def batches_are_external(self) -> bool:
@@ -147,7 +149,9 @@ def _import_module(name: str, attribute: str) -> ModuleType:
 
 def load_workload(request: WorkloadRequest, ends_with_sampler: bool | None = None) -> LoadedWorkload:
     """Call the user's factory, or raise UsageError; `ends_with_sampler` is known if another process has called it."""
+    inherited_bytes = read_smaps("self")["Anonymous"]
     loaded = (_load_function if request.is_loader else _load_dataset)(request, ends_with_sampler)
+    loaded = dataclasses.replace(loaded, inherited_bytes=inherited_bytes)
     method, baseline = request.start_method, loaded.baseline
     if method is None:
         return loaded

@@ -29,6 +29,7 @@ from autotune.system.procfs import PROC, TRIAL_VARIABLE, list_tree, signal_all
 MAX_REPLY_SECONDS: Final = 120.0  # the first reply waits until torch is imported, maybe from a slow disk
 MAX_IMPORT_SECONDS: Final = 60.0
 MAX_END_SECONDS: Final = 20.0
+OPTIMIZER_MODULES: Final = ("torch._dynamo",)  # the first optimizer imports it, which takes a second or two
 
 
 class SupervisorClient:
@@ -40,9 +41,10 @@ class SupervisorClient:
 
     def __init__(self, workload: WorkloadRequest | None = None) -> None:
         self._processes = 1 if workload is None else workload.nproc_per_node
-        self._modules: tuple[str, ...] = ()  # that trials import
+        has_step = workload is not None and workload.step is not None
+        self._modules: tuple[str, ...] = OPTIMIZER_MODULES if has_step else ()  # that trials import
         self._environment: dict[str, str] = {}  # that they set before
-        self._has_imported = True
+        self._has_imported = not self._modules
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._trial: int | None = None  # process ID
@@ -84,6 +86,8 @@ class SupervisorClient:
 
         Libraries may read variables of the environment, which the user's code has set before.
         """
+        if any(name.startswith("TORCH") for name in environment or ()):
+            self.close()  # what it has imported of torch did not read them
         self._modules, self._environment, self._has_imported = tuple(modules), dict(environment or {}), not modules
 
     def _make_environment(self) -> dict[str, str]:

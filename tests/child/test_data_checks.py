@@ -272,7 +272,7 @@ def test_copies_that_no_collection_explains_are_noted_only_if_they_are_large(
 
 
 def test_workers_that_read_a_list_copy_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"MIN_HEAP_BYTES": 0, "MIN_NOTED_BYTES": 0, "MAX_SECONDS": 3.0}.items():
+    for name, value in {"MIN_NOTED_BYTES": 0, "MAX_SECONDS": 3.0}.items():
         monkeypatch.setattr(f"autotune.child.data_checks.{name}", value)
     workload = LoadedWorkload(parts=Workload(dataset=Images(names=[f"{number:0500}" for number in range(1_000_000)])))
     found = check_workers(workload, make_workload(notes=()), dict.fromkeys(range(64), ""))

@@ -7,6 +7,7 @@ import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -82,6 +83,15 @@ def test_a_process_is_forked_with_the_libraries_that_were_imported_once(
     assert found["torch's compiler is imported"] == str(bool(modules))
 
 
+@pytest.mark.parametrize(("parts", "is_imported"), [({"step": "m:s"}, True), ({"step_seconds": 0.01}, False)])
+def test_what_optimizers_import_is_imported_once_for_a_real_step(
+    parts: dict[str, Any], is_imported: bool, tmp_path: Path
+) -> None:
+    with SupervisorClient(WorkloadRequest(dataset="m:f", **parts)) as client:
+        _, found = start_process(client, tmp_path)
+    assert found["torch's compiler is imported"] == str(is_imported)
+
+
 READS_VARIABLE = """import os
 assert os.environ["READ_AT_IMPORT"] == "set by the user's code"
 """
@@ -94,6 +104,16 @@ def test_a_library_is_imported_with_the_variables_that_the_users_code_has_set(ad
         client.import_once(["reads_variable"], {"READ_AT_IMPORT": "set by the user's code"})
         assert run_fresh(runner).status == "completed"
         assert client.supervisor_pid == before
+
+
+@pytest.mark.parametrize(("variable", "is_same"), [("TORCH_LOGS", False), ("OTHER", True)])
+def test_torch_is_imported_again_with_its_variables_that_the_users_code_has_set(variable: str, is_same: bool) -> None:
+    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
+        run_fresh(runner)
+        before = client.supervisor_pid
+        client.import_once([], {variable: ""})
+        assert run_fresh(runner).status == "completed"
+        assert (client.supervisor_pid == before) is is_same
 
 
 @pytest.mark.parametrize(
