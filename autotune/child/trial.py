@@ -1,6 +1,6 @@
 """Runs a trial: times `for batch in loader: step(batch)` as in training, epoch after epoch.
 
-The start of the workers and the drain of the queue count; their end does not.
+The start of the workers and the drain of the queue count, and the end of workers that do not persist.
 """
 
 from __future__ import annotations

@@ -148,4 +148,4 @@ def check_packages(folders: Iterable[str], installed: Iterable[str]) -> Finding:
     names = {*installed} - {"dltune"}
     found = ", ".join([*sorted(map(str, others)), *sorted(f"distribution {name}" for name in names)])
     fix = f"Python imports the first one: rename it, or pip uninstall {' '.join(sorted(names)) or 'its package'}, then "
-    return _warn("other autotune", found or "none", f"{fix}pip install --force-reinstall dltune", is_bad=found)
+    return _warn("other autotune", found or "none", f"{fix}install dltune again", is_bad=found)

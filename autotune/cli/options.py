@@ -128,7 +128,7 @@ OPTIONS: Final[Mapping[str, tuple[click.Option, ...]]] = {
     "Limits": (
         option("--max-memory SIZE", "Host memory for trials: a percentage of what is free, or a size (24GiB).", "80%"),
         option("--max-shm SIZE", "/dev/shm for trials (same syntax).", "80%"),
-        option("--max-gpu-memory SIZE", "GPU memory for trials (same syntax).", "90%"),
+        option("--max-gpu-memory SIZE", "GPU memory for trials: a percentage of all of it, or a size.", "90%"),
     ),
     "Output": (option("-o --output FILE", "File for the result.", "dltune.json"), *OUTPUT),
     "Advanced": (

@@ -31,8 +31,9 @@ from autotune.cli.options import epilog, option
 def run(script: str, arguments: tuple[str, ...], module: bool, output: str, quiet: bool, **limits: Any) -> None:
     """Run a training script unchanged, and tune its DataLoaders while it trains.
 
-    Only num_workers and prefetch_factor change, between two batches. The samples, their order and errors are those of
-    the script. The result of each loader is printed at the end and saved. DLTUNE_AUTOPILOT=never switches tuning off.
+    Only num_workers and prefetch_factor change, between two batches. Batches arrive in the order of the sampler, and
+    errors at the same batch. The result of each loader is printed at the end and saved. DLTUNE_AUTOPILOT=never switches
+    tuning off.
     """
     with exit_on_error():
         from autotune.online.autopilot import Options

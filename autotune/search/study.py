@@ -77,7 +77,7 @@ def quiet_logs() -> Iterator[None]:
 def check_study(request: TuningRequest) -> None:
     """Raise StudyError if the storage cannot be opened, UsageError if the sampler needs a package that is missing."""
     if request.sampler == "gp" and importlib.util.find_spec("scipy") is None:
-        raise UsageError("--sampler gp needs scipy: pip install 'dltune[gp]'.")
+        raise UsageError("--sampler gp needs scipy: pip install scipy.")
     with quiet_logs(), explain_errors(request, "opened"):
         open_storage(request.storage)
 
