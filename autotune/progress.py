@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a listener receives values of every package and belongs to none
     from autotune.config import LoaderConfig
@@ -13,12 +13,6 @@ if TYPE_CHECKING:  # a listener receives values of every package and belongs to 
 
 class ProgressListener:
     """Receives the events of a run and shows nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def show_progress(self, progress: ProgressReport) -> None:
         """Called often, with the child's current activity."""
@@ -43,6 +37,3 @@ class ProgressListener:
 
     def show_warning(self, sentence: str) -> None:
         """Called with something that the user should know and that does not end the run."""
-
-    def close(self) -> None:
-        """Called when the run is over, however it ended."""

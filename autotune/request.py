@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -155,18 +155,10 @@ def explain_invalid(error: ValidationError) -> tuple[list[str], str]:
     return [str(part) for part in problem["loc"]], problem["msg"].removeprefix("Value error, ")
 
 
-class ImportString(NamedTuple):
-    """The parts of an import string."""
-
-    place: str  # the module's dotted name, or the path of a script
-    attribute: str  # may be dotted
-    is_script: bool
-
-
-def split_import_string(text: str) -> ImportString | None:
-    """Split an import string; None if the text is not one."""
+def split_import_string(text: str) -> tuple[str, str] | None:
+    """Split an import string into a dotted module name or the path of a script, and an attribute; None if invalid."""
     found = _IMPORT_STRING.fullmatch(text)
-    return None if found is None else ImportString(found[1], found[2], is_script=found[1].endswith(".py"))
+    return None if found is None else (found[1], found[2])
 
 
 def check_import_string(option: str, text: str) -> None:

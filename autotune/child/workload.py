@@ -102,14 +102,15 @@ def import_attribute(text: str) -> Any:
     parts = split_import_string(text)
     if parts is None:
         raise UsageError(f"{text}: not of the form package.module:attribute or file.py:attribute.")
-    module = import_script(Path(parts.place)) if parts.is_script else _import_module(parts.place, parts.attribute)
+    place, attribute = parts
+    module = import_script(Path(place)) if place.endswith(".py") else _import_module(place, attribute)
     try:
-        return attrgetter(parts.attribute)(module)
+        return attrgetter(attribute)(module)
     except AttributeError:
-        close = difflib.get_close_matches(parts.attribute, vars(module))
+        close = difflib.get_close_matches(attribute, vars(module))
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         origin = getattr(module, "__file__", None) or "a namespace package"
-        problem = f"{parts.place} was imported from {origin} but has no {parts.attribute!r}"
+        problem = f"{place} was imported from {origin} but has no {attribute!r}"
         raise UsageError(f"{text}: {problem}.{hint}") from None
 
 

@@ -99,7 +99,6 @@ class RunDisplay(ProgressListener):
         self._rates: dict[LoaderConfig, float | None] = {}
         self._columns: list[tuple[str, int, Setting]] = []  # heading and width; the settings that vary have a column
         self._number = 0
-        self._validation_began: float | None = None
         self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=5, transient=True)
 
     def __enter__(self) -> Self:
@@ -107,7 +106,7 @@ class RunDisplay(ProgressListener):
             self._live.start()
         return self
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(OSError):  # the terminal may be closed
             self._live.stop()
 
@@ -189,19 +188,19 @@ class RunDisplay(ProgressListener):
     def show_run(self, number: int, config: LoaderConfig, samples_per_second: float | None) -> None:
         from autotune.settings import describe_config
 
-        self._validation_began = self._validation_began or self._clock()
         self._show_activity(f"validation run {number}: {describe_config(config)}")
         if self._verbose and samples_per_second is not None:
             self._write(f"Validation run {number}: {describe_config(config)}  {format_rate(samples_per_second)}")
 
     def show_result(self, profile: TunedProfile) -> None:
         """Write the end of the table: the recommended configuration if no trial had it, and the validation's time."""
-        if profile.config not in self._rates and profile.result.validation_runs:
-            self._write_row("-", profile.config, profile.result.samples_per_second, ["measured in the validation"])
-        if self._validation_began is not None:
-            took = format_seconds(self._clock() - self._validation_began)
+        phase_seconds = profile.search.phase_seconds
+        if profile.result.validation_runs:
+            if profile.config not in self._rates:
+                self._write_row("-", profile.config, profile.result.samples_per_second, ["measured in the validation"])
+            took = format_seconds(phase_seconds.get("validation", 0.0))
             self._write(f"Validating the best against the baseline, each run in a new process ... {took}")
-        phases = [f"{phase} {format_seconds(seconds)}" for phase, seconds in profile.search.phase_seconds.items()]
+        phases = [f"{phase} {format_seconds(seconds)}" for phase, seconds in phase_seconds.items()]
         self._write(f"Phases: {' · '.join(phases)}\n" if self._verbose else "")
 
     def _write_row(self, number: str, config: LoaderConfig, rate: float | None, remarks: list[str]) -> None:

@@ -166,5 +166,8 @@ def _may_start_workers() -> bool:
     source = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
     if read_start_method_in_force() == "fork" or not source.is_file():
         return True
-    tests = [one.test for one in ast.parse(source.read_bytes()).body if isinstance(one, ast.If)]
+    try:
+        tests = [one.test for one in ast.parse(source.read_bytes()).body if isinstance(one, ast.If)]
+    except (SyntaxError, ValueError):  # of compiled code
+        return False
     return any(isinstance(one, ast.Name) and one.id == "__name__" for test in tests for one in ast.walk(test))

@@ -190,6 +190,7 @@ class Autopilot:
             self._due = epoch.delivered + max(self.controller.settings.workers, least)  # whole rounds of workers
             if self._is_long(window := self._read(epoch).since(self._began)):
                 self._close_window(window)
+                self._due = epoch.delivered
                 self._before_batch(epoch)
 
     def _is_pause(self, epoch: Epoch) -> bool:

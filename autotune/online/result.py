@@ -108,18 +108,13 @@ def save_result(
         )
     result = ProfileResult(
         samples_per_second=final.rate * size,
-        samples_per_second_ci95=None,
-        validation_runs=0,
         epochs=1,
         baseline=baseline,
         speedup=final.rate / own.rate if own is not None else None,
-        speedup_ci95=None,
         decision="no_change" if controller.settings == controller.own else "faster",
         upper_bound_samples_per_second=size / controller.costs.step if controller.costs is not None else None,
         wait_share=final.wait_share,
         bottleneck=find_bottleneck(final, controller),
-        peak_host_bytes=0,
-        peak_shm_bytes=0,
     )
     trials = tuple(
         TrialSummary(
@@ -146,7 +141,6 @@ def save_result(
         search=SearchRecord(
             trials=trials,
             sampler="training",
-            seed=0,
             seconds=seconds,
             stop_reason="measured in a training run",
             batch_samples=size,

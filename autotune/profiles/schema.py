@@ -86,19 +86,19 @@ class ProfileResult(FrozenModel):
     """Measured result of the recommended configuration; of each process if several share the host."""
 
     samples_per_second: Rate  # of a training run of `epochs` epochs, median of the validation runs
-    samples_per_second_ci95: Interval | None  # None without validation
-    validation_runs: Count  # alternating runs in fresh processes
+    samples_per_second_ci95: Interval | None = None  # None without validation
+    validation_runs: Count = 0  # alternating runs in fresh processes
     epochs: Annotated[int, Field(ge=1, le=2**63 - 1)]  # length of the training run
     baseline: Baseline | None  # the configuration that it is compared with; None if that failed
     speedup: Rate | None  # over the baseline; None if that failed
-    speedup_ci95: Interval | None
+    speedup_ci95: Interval | None = None
     decision: Literal["faster", "no_change"]  # `no_change` recommends the baseline: the speedup is not significant
     upper_bound_samples_per_second: Rate | None  # if data were always ready
     wait_share: Fraction  # share of the time that the training loop waits for data
     batch_waits: BatchWaits | None = None  # None if unknown
     bottleneck: Bottleneck  # `cpu` and `io` are data loading, `transfer` is between processes, `epoch` is its restart
-    peak_host_bytes: Count  # of the process tree, /dev/shm included
-    peak_shm_bytes: Count
+    peak_host_bytes: Count = 0  # of the process tree, /dev/shm included
+    peak_shm_bytes: Count = 0
     peak_gpu_bytes: Count = 0  # of the allocator; 0 on the CPU
     copy_bytes_per_second: Rate | None = None  # to the device; None on the CPU
     copy_bound_bytes_per_second: Rate | None = None  # of copies alone
@@ -138,7 +138,7 @@ class SearchRecord(FrozenModel):
 
     trials: tuple[TrialSummary, ...] = ()
     sampler: str  # `model`, the name of one of Optuna's samplers, or `training` if a training run was measured
-    seed: Count
+    seed: Count = 0
     seconds: Seconds  # of the whole run
     phase_seconds: dict[Phase, Seconds] = Field(default_factory=dict)
     stop_reason: str

@@ -159,6 +159,7 @@ class SupervisorClient:
         try:
             socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
             if not wait([self._connection], seconds):
+                self.close()  # a late reply would be taken for that to the next request
                 raise TimeoutError(errno.ETIMEDOUT, "the process that starts them does not reply")
             message, received, _, _ = socket.recv_fds(self._connection, 2**16, 1)
             return dict(json.loads(message)), received  # an empty message is no JSON

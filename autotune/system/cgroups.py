@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,12 +72,10 @@ class CpuCounters:
 
 def read_cpu_counters(proc: Path = PROC, cgroup: Path = CGROUP) -> CpuCounters:
     """Read the counters."""
-    import psutil  # training code, which loads a profile, does not need it
-
-    times = psutil.cpu_times()
-    busy = times.user + times.nice + times.system + times.irq + times.softirq  # `user` includes virtual machines
-    total = busy + times.idle + times.iowait + times.steal
-    return CpuCounters(busy, total, times.steal, throttling=read_cpu_throttling(proc, cgroup))
+    fields = read_text(proc / "stat").split()[1:9]  # of guests is in `user`, which is the first
+    seconds = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields]
+    total, idle, steal = sum(seconds), sum(seconds[3:5]), sum(seconds[7:])
+    return CpuCounters(total - idle - steal, total, steal, throttling=read_cpu_throttling(proc, cgroup))
 
 
 def background_cpus(before: CpuCounters, after: CpuCounters, seconds: float, usable_cpus: float) -> float:

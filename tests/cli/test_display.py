@@ -87,10 +87,10 @@ def test_the_recommended_configuration_is_a_row_of_the_table(
     display.show_plan(plan_run())
     show(display, 1, make_result(make_config(0), 200.0))
     show(display, 2, make_result(make_config(2), 400.0))
-    display.show_run(1, config, None)
     display.read()
-    display.now = 11.0
-    display.show_result(make_profile(dataloader=config.dataloader))
+    profile = make_profile(dataloader=config.dataloader)
+    search = profile.search.model_copy(update={"phase_seconds": {"validation": 11.0}})
+    display.show_result(profile.model_copy(update={"search": search}))
     *added, validated, last = display.read().splitlines()
     assert [row.endswith("1,800         9.0x  measured in the validation") for row in added] == [True] * rows
     assert validated == "Validating the best against the baseline, each run in a new process ... 11.0 s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import py_compile
 import subprocess
 import sys
 from pathlib import Path
@@ -40,14 +41,19 @@ TRAINING = """
 GUARD = 'if __name__ == "__main__":\n'
 
 
-def run(folder: Path, method: str, options: str = "", *, guarded: bool = True) -> tuple[str, str]:
+def run(
+    folder: Path, method: str, options: str = "", *, guarded: bool = True, compiled: bool = False
+) -> tuple[str, str]:
     """Return what a training script has printed on stdout and stderr."""
     training = dedent(TRAINING.format(method=method, options=options))
     if guarded:
         training = GUARD + indent(training, "    ")
     (folder / "train.py").write_text(dedent(HEAD) + training)
+    if compiled:
+        py_compile.compile(str(folder / "train.py"), cfile=str(folder / "train.pyc"))
+    script = "train.pyc" if compiled else "train.py"
     ended = subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, timeout=180, check=False
+        [sys.executable, script], cwd=folder, capture_output=True, text=True, timeout=180, check=False
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout, ended.stderr
@@ -65,9 +71,12 @@ def test_workers_are_added_with_the_context_of_the_loader(tmp_path: Path) -> Non
     assert output == "training begins\n3\n"
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_script_that_would_run_again_in_each_worker_keeps_its_settings(method: str, tmp_path: Path) -> None:
-    output, errors = run(tmp_path, f"torch.multiprocessing.set_start_method({method!r})", guarded=False)
+@pytest.mark.parametrize(("method", "compiled"), [("spawn", False), ("forkserver", False), ("spawn", True)])
+def test_a_script_that_would_run_again_in_each_worker_keeps_its_settings(
+    method: str, compiled: bool, tmp_path: Path
+) -> None:
+    start = f"torch.multiprocessing.set_start_method({method!r})"
+    output, errors = run(tmp_path, start, guarded=False, compiled=compiled)
     assert output == "training begins\n0\n"
     assert errors.startswith("dltune: not tuned: the start method of processes is not fork")
 

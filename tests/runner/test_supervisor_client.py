@@ -154,6 +154,18 @@ def test_a_supervisor_that_was_killed_is_replaced() -> None:
         assert run_fresh(runner).status == "completed"
 
 
+def test_a_supervisor_that_does_not_reply_in_time_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.runner.supervisor_client.MAX_END_SECONDS", 0.1)
+    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
+        run_fresh(runner)
+        before = client.supervisor_pid
+        os.kill(before, signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            client._ask({"status": before}, seconds=0.1)
+        assert run_fresh(runner).status == "completed"
+        assert client.supervisor_pid != before
+
+
 def test_trials_are_interpreters_where_a_fork_would_lose_a_thread_and_the_supervisor_ends_with_the_tuner(
     add_module: AddModule,
 ) -> None:

@@ -120,12 +120,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 STAT = "cpu  100 10 50 700 40 5 15 80 60 6\ncpu0 50 5 25 350 20 2 8 40 30 3\nintr 1 2 3\n"
 
 
-def test_idle_waiting_and_stolen_time_are_not_busy_and_guests_are_counted_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_waiting_and_stolen_time_are_not_busy_and_guests_are_counted_once(tmp_path: Path) -> None:
     proc, cgroup = write_machine(tmp_path, V2, {})
     write_files(proc, {"stat": STAT})
-    monkeypatch.setattr("psutil.PROCFS_PATH", str(proc))
     counters = read_cpu_counters(proc, cgroup)
     assert counters.busy_seconds == pytest.approx((100 + 10 + 50 + 5 + 15) / TICKS)
     assert counters.total_seconds == pytest.approx((100 + 10 + 50 + 700 + 40 + 5 + 15 + 80) / TICKS)
