@@ -69,7 +69,7 @@ $(LOWEST_READY): pyproject.toml constraints.txt .ci/lowest.py
 	$(LOWEST)/pip install --quiet --upgrade 'pip>=25.1'
 	$(LOWEST)/pip install --quiet --constraint constraints.txt torch
 	$(LOWEST)/python .ci/lowest.py > .venv-lowest/lowest.txt
-	$(LOWEST)/pip install --quiet --constraint .venv-lowest/lowest.txt --editable . pytest pytest-xdist hypothesis import-linter
+	$(LOWEST)/pip install --quiet --constraint .venv-lowest/lowest.txt --editable . pytest pytest-xdist hypothesis import-linter psutil
 	@touch $(LOWEST_READY)
 
 # torch's lower bound is not tested here: an earlier torch than that of constraints.txt downloads gigabytes of CUDA.
