@@ -21,6 +21,7 @@ from autotune.system.machine import Accelerator
 
 CALIBRATION_CYCLES: Final = 20_000_000  # 10 to 20 ms; an idle GPU raises its clock during the calls that warm it up
 MAX_STEPS_AHEAD: Final = 8  # of the device; each holds a batch in pinned memory
+DEVICE_WARM_UP_STEPS: Final = 4  # libraries load, kernels are chosen, compiled code records its graphs
 WARM_UP_CALLS: Final = 2
 WINDOW_SECONDS: Final = 0.2  # of calls with one synchronization
 MAX_WINDOW_CALLS: Final = 200
@@ -28,11 +29,14 @@ MAX_WINDOW_CALLS: Final = 200
 
 def resolve_device(name: str, rank: int = 0) -> torch.device:
     """Make the named device current; `auto` is an accelerator if there is one. Ranks share devices without a number."""
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     try:
-        device = accelerator or torch.device("cpu") if name == "auto" else torch.device(name)
+        device = None if name == "auto" else torch.device(name)
     except RuntimeError:
         raise UsageError(f"--device {name}: not a torch device. Use auto, cpu or one such as cuda:0.") from None
+    if device is not None and device.type == "cpu":  # looking for a device would keep forked workers from using one
+        return device
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = device or accelerator or torch.device("cpu")
     if device.type == "cpu":
         return device
     if accelerator is None or device.type != accelerator.type:

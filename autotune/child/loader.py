@@ -178,3 +178,9 @@ def count_epoch_samples(loader: MeasuredLoader, workload: LoadedWorkload) -> int
     if samples is None or loader.batch_size is None or workload.batching == "user" or has_own_length:
         return None
     return samples - samples % loader.batch_size if loader.drop_last else samples
+
+
+def count_last_samples(samples: int | None, loader: MeasuredLoader, workload: LoadedWorkload) -> int | None:
+    """Return the samples of a shorter last batch, of an epoch of so many samples; None if there is none, or unknown."""
+    is_divided = workload.kind == "map" and loader.delivers_as_sampled and workload.batching != "user"
+    return (samples or 0) % (loader.batch_size or 1) or None if is_divided else None

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import default_collate
 
 from autotune.child.device import (
+    DEVICE_WARM_UP_STEPS,
     CallSeconds,
     read_accelerator,
     read_clocks,
@@ -180,7 +181,7 @@ def profile_sizes(
         try:
             found.append(profile_size(largest, step))
         except RuntimeError as error:  # too large a size was only a guess; its trials will show which one fits
-            if not re.search(r"out of memory|allocate memory|ALLOC_FAILED", str(error)):
+            if not re.search(r"out of memory|allocate memory|ALLOC_FAILED|NVML_SUCCESS", str(error)):
                 raise
         reset_peak(device)
     return found
@@ -277,6 +278,7 @@ def profile_step(step: Step, batches: Iterator[Any], device: torch.device, on_ph
         step(batch)
         returned = read_clocks()  # the CPU time of waiting for the device does not count
         synchronize(device)
+        on_phase("running the step")  # it may have been compiled, which takes long
         return returned.since(started)._replace(wall=time.perf_counter() - started.wall)
 
     times, takes_moved = [run(next(batches))], device.type != "cpu"  # as it comes; an error in it is the user's
@@ -286,12 +288,12 @@ def profile_step(step: Step, batches: Iterator[Any], device: torch.device, on_ph
         except Exception:  # it needs parts of its batch on the CPU, or the memory of the copy
             takes_moved = False
     deadline = time.perf_counter() + STEP_SECONDS
+    warm_up = 0 if device.type == "cpu" else DEVICE_WARM_UP_STEPS
     for batch in batches:
         times.append(run(move_batch(batch, device) if takes_moved else batch))
-        on_phase("running the step")
-        if time.perf_counter() > deadline:
+        if time.perf_counter() > deadline and len(times) >= warm_up + 2:
             break
-    warm = times[len(times) // 2 :]  # the first ones are slower
+    warm = times[min(max(warm_up, len(times) // 2), len(times) - 1) :]  # the first ones are slower
     seconds = CallSeconds(*map(statistics.fmean, zip(*warm, strict=True)))
     return StepProfile(seconds, read_peak(device), takes_moved)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from autotune.child.trial import TrialRun
     from autotune.child.workload import LoadedWorkload
 
+DEVICE_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 PROGRESS_INTERVAL_SECONDS: Final = 0.25  # each report wakes the tuner, which takes CPU time from the trial
 
 
@@ -137,6 +138,8 @@ class TrialServer:
             self._warm_batch_sizes.add(None)
         report = profile_workload(self._workload, self._step, self._device, command, self._show)
         changed = {name: value for name, value in os.environ.items() if self._environment.get(name) != value}
+        for name in DEVICE_VARIABLES:  # they come too late for this process, and must do so in the next ones
+            changed.pop(name, None)
         return report.model_copy(update={"environment": changed})
 
     def _run_trial(self, request: messages.TrialRequest) -> messages.TrialReport:

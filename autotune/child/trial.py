@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.child.device import StepTimer, make_step_timer, read_peak, reset_peak, synchronize
+from autotune.child.device import DEVICE_WARM_UP_STEPS, StepTimer, make_step_timer, read_peak, reset_peak, synchronize
 from autotune.child.distributed import RankSync
 from autotune.child.errors import annotate_dead_workers
 from autotune.child.loader import (
@@ -22,6 +22,7 @@ from autotune.child.loader import (
     build_plain_loader,
     count_epoch_batches,
     count_epoch_samples,
+    count_last_samples,
     is_forking,
 )
 from autotune.child.sample_counts import check_batches, count_samples
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     import torch
 
 WARM_UP_STEPS: Final = 3
-DEVICE_WARM_UP_STEPS: Final = 4  # libraries load, kernels are chosen, compiled code records its graphs
 START_SHARE: Final = 0.5  # of the trial's time, which the first round of forked workers takes at most
 MAX_FIRST_ROUND_SECONDS: Final = 15.0  # of forked workers; above it, batches rather than starts take so long
 
@@ -92,11 +92,16 @@ def warm_up_step(
 ) -> float:
     """Run the step on a few batches, from a worker if this process must not read the dataset.
 
+    On a device, the last batch is as short as that of an epoch, for whose shape kernels are chosen or compiled again.
+
     Returns the seconds that the first use of the dataset took in this process; workers pay it in the trial.
     """
-    settings, steps = config.dataloader, WARM_UP_STEPS if device.type == "cpu" else DEVICE_WARM_UP_STEPS
+    settings, steps, rest = config.dataloader, WARM_UP_STEPS, None
     loader = build_plain_loader(workload, settings.batch_size, min(1, settings.num_workers), prefetch_factor=1)
-    loader.index_source.open(max_batches=steps)
+    if device.type != "cpu":
+        rest = count_last_samples(count_epoch_samples(loader, workload), loader, workload)
+        steps = DEVICE_WARM_UP_STEPS + (rest is not None)
+    loader.index_source.open(max_batches=steps, last_batch_samples=rest)
     loads, started, epochs = [], time.perf_counter(), itertools.repeat(loader, 1 if settings.num_workers else steps)
     for batch in itertools.islice(itertools.chain.from_iterable(epochs), steps):
         loads.append(time.perf_counter() - started)
@@ -210,9 +215,8 @@ class TrialRun:
         if not self._loader.ends_with_sampler:  # stop an abandoned epoch's workers before the clock starts
             self._iterator = self._batch = None
         if self._loader.ends_with_sampler:
-            is_divided = self._is_map and self._workload.batching != "user"
-            rest = (self._epoch_samples or 0) % (self._loader.batch_size or 1) if is_divided else 0
-            self._loader.index_source.open(limit, last_batch_samples=rest or None)
+            rest = count_last_samples(self._epoch_samples, self._loader, self._workload)
+            self._loader.index_source.open(limit, last_batch_samples=rest)
         timer = make_step_timer(self._device)
         late = 0.0 if self._traces else self._first_use_seconds
         recorder = EpochRecorder(self._loader, timer, late, is_map=self._is_map)

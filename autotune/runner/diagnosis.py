@@ -28,6 +28,11 @@ MAX_QUOTED_CHARACTERS: Final = 600  # of an error, in a sentence
 RESOURCES: Final[tuple[TrialStatus, ...]] = ("too_many_files", "shm_exhausted", "out_of_memory")
 DEVICES: Final[tuple[TrialStatus, ...]] = ("device_lost", "device_failed")  # if the trial uses an accelerator
 _PINNING_FRAME: Final = r"torch/utils/data/_utils/pin_memory\.py\", line \d+, in pin_memory"
+_CUDA: Final = r"(?:CUDA (?:driver )?error|Triton Error \[CUDA\]):"
+_HARMLESS: Final = (  # errors of one call, after which the device works on
+    r"invalid (?:argument|configuration argument|device ordinal|resource handle|value)|initialization error|"
+    r"operation not (?:permitted|supported)|too many resources"
+)
 _NO_PICKLE: Final = r"cannot pickle|can't pickle|PicklingError|can't get attribute|Cowardly refusing to serialize"
 
 # Messages of failed resources and devices, as the rest of a sentence that starts with the trial; advice on the others,
@@ -57,7 +62,8 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
         r"(?s)pin.memory.*CUDA error: out of memory|CUDA error: out of memory.*pin.memory": (
             "ran out of page-locked memory. Use fewer --max-workers, a smaller --batch-size, or --set pin_memory=false"
         ),
-        r"torch\.OutOfMemoryError|(CUDA|HIP|XPU)( error:)? out of memory": (
+        rf"torch\.OutOfMemoryError|({_CUDA}|(CUDA|HIP|XPU)( error:)?) out of memory|_STATUS_ALLOC_FAILED|"
+        r"NVML_SUCCESS == .*INTERNAL ASSERT FAILED": (  # torch cannot ask for the free memory, as in a part of a GPU
             "ran out of device memory{asked}. Use a smaller --batch-size"
         ),
         r"can't allocate memory|Cannot allocate memory|Unable to allocate .* for an array|\bMemoryError": (
@@ -65,7 +71,7 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
         ),
     },
     "device_lost": {
-        r"NVMLError_GpuIsLost|RuntimeError: No CUDA GPUs are available|CUDA error: (uncorrectable|hardware|GPU is lost|"
+        rf"NVMLError_GpuIsLost|RuntimeError: No CUDA GPUs are available|{_CUDA} (uncorrectable|GPU is lost|"
         r"no CUDA-capable device|CUDA-capable device\(s\) is/are busy|all CUDA-capable|unknown error|system not yet)": (
             "lost its device: {error}. Look at nvidia-smi and the kernel's log (Xid); the GPU may need a reset"
         ),
@@ -75,8 +81,7 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
             "cannot run code on this device: {error}. Install a build of torch that supports it: "
             "torch.cuda.get_arch_list() lists the architectures"
         ),
-        r"CUDA error: (?!invalid argument|initialization error)|(CUBLAS|CUDNN)_STATUS_(EXECUTION|INTERNAL)|"
-        r"device-side assert": (
+        rf"{_CUDA} (?!{_HARMLESS})|(CUBLAS|CUDNN)_STATUS_(EXECUTION|INTERNAL)|device-side assert": (
             "left the device in an error that only a new process clears: {error}. An index out of range in the step "
             "does this; CUDA_LAUNCH_BLOCKING=1 shows where"
         ),

@@ -33,7 +33,7 @@ from autotune.units import format_seconds
 Role = Literal["main", "workers"]  # main reads the dataset itself; workers leaves that to those that it starts
 MAX_LOG_BYTES: Final = 4 * 2**20
 LOG_TAIL_BYTES: Final = 4000
-EXIT_SECONDS: Final = 1.0  # between the end of a process's connection and its exit code
+EXIT_SECONDS: Final = 5.0  # between the end of a process's connection and its exit code: it gives its device back
 MAX_RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
 MAX_PROBE_STALLS: Final = 4.0  # times the stall time: a probe
 MAX_LOAD_STALLS: Final = 20.0  # times the stall time: importing torch and calling the dataset's factory

@@ -123,9 +123,8 @@ class SupervisorClient:
     def _import_modules(self) -> bool:
         """Return whether trials can be forked after the import; if not, end the supervisor, and import nothing more."""
         with contextlib.suppress(OSError):
-            reply, _ = self._ask(
-                {"import": self._modules, "environment": self._environment}, seconds=MAX_IMPORT_SECONDS
-            )
+            request = {"import": self._modules, "environment": self._environment}
+            reply, _ = self._ask(request, seconds=MAX_REPLY_SECONDS + MAX_IMPORT_SECONDS)
             self._has_imported = reply["imported"]
         if not self._has_imported:
             self._modules = ()

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.child.device import MAX_STEPS_AHEAD, CudaStepTimer, HostStepTimer, make_step_timer, reset_peak
+from autotune.child.device import (
+    MAX_STEPS_AHEAD,
+    CudaStepTimer,
+    HostStepTimer,
+    make_step_timer,
+    reset_peak,
+    resolve_device,
+)
 
 
 class FakeStream:
@@ -118,3 +125,8 @@ def test_pinned_memory_that_is_not_in_use_is_returned_with_that_of_the_device(
     monkeypatch.setattr(holder, name, lambda: calls.append("pinned"), raising=False)
     reset_peak(torch.device("cuda"))
     assert calls == ["empty_cache", "pinned", "reset_peak_memory_stats"]
+
+
+def test_the_cpu_is_chosen_without_looking_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: pytest.fail("it looked"))
+    assert resolve_device("cpu") == torch.device("cpu")

@@ -181,6 +181,16 @@ def test_a_step_may_need_a_part_of_its_batch_on_the_cpu(reads_a_part: bool, monk
     assert moved == ([False, True] + [False] * 7 if reads_a_part else [False] + [True] * 8)
 
 
+def test_the_first_steps_on_a_device_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+    monkeypatch.setattr("autotune.child.probe.STEP_SECONDS", 0.0)
+    steps: list[float] = [0.2] * 4 + [0.0] * 96
+    batches = ([torch.zeros(2)] for _ in range(100))
+    found = profile_step(lambda batch: time.sleep(steps.pop(0)), batches, torch.device("meta"), lambda *_: None)
+    assert found.seconds.wall < 0.1
+    assert len(steps) == 100 - 6
+
+
 class Texts(Dataset[torch.Tensor]):
     """Texts of very different lengths."""
 

@@ -124,6 +124,15 @@ def test_the_warm_up_reports_between_batches_that_go_to_the_step_once(workers: i
     assert seconds >= 0
 
 
+def test_a_device_is_warmed_up_for_the_shorter_last_batch_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+    sizes: list[int] = []
+    loaded = LoadedWorkload(parts=Workload(dataset=TensorDataset(torch.zeros(99, 1))))
+    config = make_config(0, batch_size=16)
+    warm_up_step(loaded, lambda batch: sizes.append(len(batch[0])), torch.device("meta"), config, lambda phase: None)
+    assert sizes == [16, 16, 16, 16, 3]
+
+
 @pytest.mark.parametrize(
     ("workload", "batch_size"),
     [

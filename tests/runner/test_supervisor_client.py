@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,22 @@ def test_a_library_is_imported_with_the_variables_that_the_users_code_has_set(ad
         client.import_once(["reads_variable"], {"READ_AT_IMPORT": "set by the user's code"})
         assert run_fresh(runner).status == "completed"
         assert client.supervisor_pid == before
+
+
+class NotesEnvironment(SupervisorClient):
+    def import_once(self, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self.noted = dict(environment or {})
+        super().import_once(modules, environment)
+
+
+def test_variables_that_choose_a_device_come_too_late_in_every_process(add_module: AddModule) -> None:
+    assignment = 'import os\nos.environ |= {"CUDA_VISIBLE_DEVICES": "", "OTHER": "1"}\n'
+    add_module("sets_variables", f"{assignment}from tests.misbehaving import make_honest")
+    with NotesEnvironment() as client:
+        with open_runner("make_honest", supervisor=client, dataset="sets_variables:make_honest") as runner:
+            runner.probe((8, 8), LIMITS)
+    assert client.noted["OTHER"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in client.noted
 
 
 @pytest.mark.parametrize(("variable", "is_same"), [("TORCH_LOGS", False), ("OTHER", True)])
