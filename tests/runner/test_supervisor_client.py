@@ -115,9 +115,9 @@ class NotesEnvironment(SupervisorClient):
 def test_variables_that_choose_a_device_come_too_late_in_every_process(add_module: AddModule) -> None:
     assignment = 'import os\nos.environ |= {"CUDA_VISIBLE_DEVICES": "", "OTHER": "1"}\n'
     add_module("sets_variables", f"{assignment}from tests.misbehaving import make_honest")
-    with NotesEnvironment() as client:
-        with open_runner("make_honest", supervisor=client, dataset="sets_variables:make_honest") as runner:
-            runner.probe((8, 8), LIMITS)
+    client, dataset = NotesEnvironment(), "sets_variables:make_honest"
+    with client, open_runner("make_honest", supervisor=client, dataset=dataset) as runner:
+        runner.probe((8, 8), LIMITS)
     assert client.noted["OTHER"] == "1"
     assert "CUDA_VISIBLE_DEVICES" not in client.noted
 
