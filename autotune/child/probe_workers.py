@@ -26,17 +26,34 @@ from autotune.protocol.messages import ProbeCommand
 from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
 from autotune.request import Workload
 from autotune.system.machine import count_whole_cpus
+from autotune.system.procfs import read_file_positions
 from autotune.units import format_seconds
 
 MAX_STARTED_WORKERS: Final = 16
 MAX_FETCH_SECONDS: Final = 0.3  # of fetching samples to transfer repeatedly
 TRANSFER_SECONDS: Final = 0.25
+SHARED_FILE: Final = (
+    "Workers share the position of {}, which the dataset opens before they are forked, so each may read what another "
+    "one has sought. Open it in the worker, in the first call of __getitem__. dltune tries no workers unless you pass "
+    "--max-workers."
+)
 
 
 def complete_profile(
     workload: LoadedWorkload, command: ProbeCommand, profile: WorkloadProfile, on_phase: OnPhase
 ) -> WorkloadProfile:
     """Return the profile with the costs of workers and checks of their data; values that cannot be measured remain."""
+    before = read_file_positions()
+    profile = _measure_workers(workload, command, profile, on_phase)
+    moved = (path for (number, path), at in read_file_positions().items() if before.get((number, path), at) != at)
+    if (file := next(moved, None)) is None:  # this process has read no sample
+        return profile
+    return profile.model_copy(update={"shared_file": file, "notes": (*profile.notes, SHARED_FILE.format(file))})
+
+
+def _measure_workers(
+    workload: LoadedWorkload, command: ProbeCommand, profile: WorkloadProfile, on_phase: OnPhase
+) -> WorkloadProfile:
     load_seconds = profile.load_cost.at(workload.fixed.get("batch_size") or CHECKED_BATCH)
     count = min(2 * count_whole_cpus(command.usable_cpus), MAX_STARTED_WORKERS)
     try:

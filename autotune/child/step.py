@@ -41,6 +41,8 @@ def _call_factory(factory: Callable[..., Step], device: torch.device) -> Step:
     parameters = inspect.signature(factory).parameters.values()
     if any(one.name == "device" and one.kind is not one.POSITIONAL_ONLY for one in parameters):
         return factory(device=device)
+    if any(one.name == "batch" for one in parameters):
+        raise UsageError("--step names a function that returns the training step, and this one takes a batch itself.")
     by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
     is_required = any(one.default is one.empty and one.kind not in by_name for one in parameters)
     return factory(device) if is_required else factory()

@@ -38,8 +38,8 @@ ROUNDS: Final = 3  # batches of each worker in a window
 WARM_UP_STEPS: Final = 3  # of an epoch, which may be slower
 WATCH_SECONDS: Final = 30.0  # a window after it has converged
 WATCH_STEPS: Final = 16  # between two readings of the counters then, which take some time
-PAUSE_SECONDS: Final = 1.0  # between two batches, in which the training validates or saves, not steps
-PAUSE_STEPS: Final = 10.0  # and this many times the mean step
+PAUSE_SECONDS: Final = 0.2  # between two batches, in which the training validates or saves, not steps
+PAUSE_STEPS: Final = 5.0  # and this many times the mean step
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +173,16 @@ class Autopilot:
         if self._due == sys.maxsize and not self._is_short(epoch):  # though the one before was, or was left early
             self._has_short_epochs = False
             self._restart_window(epoch)
-        if epoch.delivered < self._due and not self._is_pause(epoch):
+        if self._is_pause(epoch):  # it does not count
+            cpu_seconds = time.process_time() - epoch.returned_cpu_seconds
+            pause = Window(0, time.perf_counter() - epoch.returned_at, 0, cpu_seconds)
+            self._offset = Window(*map(operator.add, self._offset, pause))
+        if epoch.delivered < self._due:
             return
         if self._is_changing:
             self._change(epoch)
         elif self._began is None:
             self._began, self._due = self._read(epoch), epoch.delivered + 1
-        elif self._is_pause(epoch):
-            self._restart_window(epoch)
         elif self._is_resuming:  # the window of the epoch before, without the start of this one
             start = self._read(epoch).since(self._total)
             self._offset = Window(*map(operator.add, self._offset, start))
@@ -301,4 +303,5 @@ def _end_all(groups: list[WorkerGroup]) -> None:
 def print_sentence(text: str) -> None:
     """Print a sentence of the autopilot on stderr."""
     with suppress(OSError, ValueError, AttributeError):  # a closed stderr must not end the training
-        sys.stderr.write(f"dltune: {text}\n")
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # the line may have a progress bar
+        sys.stderr.write(f"{clear}dltune: {text}\n")

@@ -70,7 +70,7 @@ class Epoch:
         self._groups = list[WorkerGroup]()
         self._queue = deque[Slot]()  # those without a group are free: any group may take them
         self.drawn = self.started_workers = self.delivered = 0  # batches, workers, batches
-        self.wait_seconds, self.returned_at = 0.0, time.perf_counter()
+        self.wait_seconds, self.returned_at, self.returned_cpu_seconds = 0.0, time.perf_counter(), time.process_time()
         self.started_at = self.returned_at
         self.kept: list[WorkerGroup] = []  # persistent workers after the end
         self.failure = ""  # of added workers
@@ -220,7 +220,7 @@ class Epoch:
         self.delivered += 1
         if not group.is_open:
             self._close(group)
-        self.returned_at = time.perf_counter()
+        self.returned_at, self.returned_cpu_seconds = time.perf_counter(), time.process_time()
         self.wait_seconds += self.returned_at - began
 
     def _close(self, group: WorkerGroup) -> None:

@@ -168,6 +168,9 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_others: bool = False
         last = next(reversed(controller.windows.values()), None)
         if controller.final_window is not None or controller.failure:
             yield f"{place}: {state.describe()}{_describe_change(state)}"
+        elif (known := controller.known) is not None:
+            workers = f"num_workers={controller.settings.workers}, as an earlier run ({known.rate:.3g} batches/s then)"
+            yield f"{place}: {workers}; too few batches to compare.{_describe_change(state)}"
         elif last is not None and last.wait_share > MIN_WAIT_SHARE:
             yield f"{place}: waits {last.wait_share:.0%} of the time, but has too few batches to choose the workers."
         else:

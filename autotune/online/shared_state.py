@@ -12,11 +12,10 @@ import stat
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.system.procfs import PROC, list_folder, read_field
+from autotune.system.procfs import read_file_positions
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -36,13 +35,13 @@ class SharedState:
     """
 
     def __init__(self) -> None:
-        self._positions: dict[tuple[str, str], int] | None = _read_positions()
+        self._positions: dict[tuple[str, str], int] | None = read_file_positions()
         self._sizes: list[tuple[Any, int]] | None = None  # containers of the dataset, and their entries
 
     def note(self, loader: DataLoader[Any]) -> None:
         """Note the state before the training process first loads batches itself."""
         if self._positions is None:
-            self._positions = _read_positions()
+            self._positions = read_file_positions()
         if self._sizes is None:
             containers = (one for one in _list_objects(loader.dataset) if issubclass(type(one), _GROWING))
             self._sizes = [(one, _count_entries(one)) for one in containers]
@@ -53,7 +52,7 @@ class SharedState:
         sizes, self._sizes = self._sizes or [], None
         if before is None:  # the workers that run may load in this way already
             return ""
-        for file, position in _read_positions().items():
+        for file, position in read_file_positions().items():
             if position != before.get(file, 0):
                 advice = "open it in the first call of __getitem__" if file in before else "start with num_workers=1"
                 return f"workers would share the position of {file[1]}; {advice}"
@@ -99,16 +98,3 @@ def _is_connection(one: Any) -> bool:
         mode = os.fstat(one.fileno()).st_mode
         return one.fileno() > 2 and (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
     return False
-
-
-def _read_positions() -> dict[tuple[str, str], int]:
-    """Return the positions of the files that this process has open to read, by descriptor and path."""
-    found = {}
-    for descriptor in list_folder(PROC / "self" / "fd"):
-        with suppress(OSError):
-            path, info = str(descriptor.readlink()), PROC / "self" / "fdinfo" / descriptor.name
-            flags = int(read_field(info, "flags") or "1", 8)
-            is_read = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_APPEND
-            if Path(path).is_file() and is_read and not path.startswith(("/proc", "/sys")):
-                found[descriptor.name, path] = int(read_field(info, "pos") or "0")
-    return found

@@ -78,8 +78,9 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     times = [(label, samples / max(one.samples_per_second, 1e-9), one.wait_share) for label, one in measured]
     memory = f" · peak memory {format_bytes(result.peak_host_bytes)}" if result.peak_host_bytes else ""
     brief = f"waiting for data {' → '.join(f'{share:.0%}' for _, _, share in times)} of the time{memory}"
+    subject = f"{profile.workload.title} ({profile.label})" if profile.label else profile.workload.title
     return Report(
-        title=f"{profile.workload.title} · {profile.machine_class} · {profile.created_at:%Y-%m-%d %H:%M} UTC",
+        title=f"{subject} · {profile.machine_class} · {profile.created_at:%Y-%m-%d %H:%M} UTC",
         headline=headline,
         throughput=throughput,
         brief=f"{brief} · bottleneck: {' → '.join(bottlenecks)}",
@@ -111,8 +112,8 @@ def _warnings(profile: TunedProfile) -> Iterator[str]:
     for one in SETTINGS.values():
         value, before = one.read(profile.config), one.read((base or profile).config)
         if one.changes_training and value not in (None, before):
-            keep = f"--set {one.name}={before}".lower()
-            yield f"{one.name}={value} changes training, not only its speed; {keep} keeps yours."
+            keep = f"--batch-size {before}" if one.name == "batch_size" else f"--set {one.name}={before}".lower()
+            yield f"{one.name}={value} changes training, not only its speed; {keep} keeps it at {before}."
     if base is None and profile.result.validation_runs:
         yield "The baseline could not run, so the speedup is unknown."
     yield from profile.result.warnings

@@ -237,3 +237,16 @@ def list_names(pids: Collection[int], known: Collection[str] = (), shm: Path = S
     """Return the names of these processes' tensors, and new ones of `multiprocessing.shared_memory`, in /dev/shm."""
     prefixes = (*(f"torch_{pid}_" for pid in pids), "psm_")
     return {path.name for path in list_folder(shm) if path.name.startswith(prefixes)}.difference(known)
+
+
+def read_file_positions() -> dict[tuple[str, str], int]:
+    """Return the positions of the files that this process has open to read, by descriptor and path."""
+    found = {}
+    for descriptor in list_folder(PROC / "self" / "fd"):
+        with suppress(OSError):
+            path, info = str(descriptor.readlink()), PROC / "self" / "fdinfo" / descriptor.name
+            flags = int(read_field(info, "flags") or "1", 8)
+            is_read = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_APPEND
+            if Path(path).is_file() and is_read and not path.startswith(("/proc", "/sys")):
+                found[descriptor.name, path] = int(read_field(info, "pos") or "0")
+    return found

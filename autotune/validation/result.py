@@ -120,7 +120,6 @@ def _build_result(
     bound, base, copies = plan.upper_bound(config.dataloader.batch_size), validation.baseline, workload.h2d
     wait_share = runs.wait_share if runs.rates else max(0.0, 1 - rate / bound)
     bottleneck = find_bottleneck(config, workload, plan.usable_cpus, wait_share)
-    origin = "your DataLoader's settings" if workload.baseline else "PyTorch's defaults"
     numbers = {name: value for name, value in decision._asdict().items() if name != "config"}
     facts = {"config": base.config, "samples_per_second": base.rate, "wait_share": base.wait_share}
     facts["bottleneck"] = find_bottleneck(base.config, workload, plan.usable_cpus, base.wait_share)
@@ -128,7 +127,7 @@ def _build_result(
         **numbers,
         validation_runs=validation.runs,
         epochs=plan.request.epochs,
-        baseline=schema.Baseline(description=origin, **facts) if base.rate else None,
+        baseline=schema.Baseline(description=name_baseline(plan, base.config), **facts) if base.rate else None,
         decision="no_change" if config == plan.baseline else "faster",
         upper_bound_samples_per_second=bound if plan.has_reliable_upper_bound(config, rate) else None,
         wait_share=wait_share,
@@ -196,6 +195,15 @@ def estimate_contributions(
         rows.append(schema.Contribution(**step, speedup_ci95=ci95, is_estimate=not is_single))
         rate /= speedup
     return tuple(reversed(rows))
+
+
+def name_baseline(plan: Plan, config: LoaderConfig) -> str:
+    """Return the name of a baseline in reports; the request may fix settings of PyTorch's defaults."""
+    if plan.workload.baseline is not None:
+        return "your DataLoader's settings"
+    fixed = (SETTINGS[name] for name in plan.request.fixed if name != "batch_size")
+    given = [f"{one.name}={one.read(config)!r}" for one in fixed if one.read(config) not in (None, one.default)]
+    return f"PyTorch's defaults with {', '.join(given)}" if given else "PyTorch's defaults"
 
 
 def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.TrialSummary:

@@ -126,3 +126,33 @@ def test_a_long_start_of_workers_that_are_not_forked_is_reported(monkeypatch: py
     found, _ = complete(load(OnlyInWorkers(), multiprocessing_context="spawn"))
     assert found.worker_start_cost.at(4) == pytest.approx(0.5 + 1.5 * 4, abs=0.1)
     assert found.notes[0] == "Each worker takes 1.5 s to start, since workers are not forked."
+
+
+class Records(Dataset[int]):
+    """Numbers in a file that is opened before the workers are forked, or by each of them."""
+
+    def __init__(self, path: Path, *, is_open: bool) -> None:
+        self._path = path
+        self._file = path.open("rb") if is_open else None
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        self._file = self._file or self._path.open("rb")
+        self._file.seek(index)
+        return self._file.read(1)[0]
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["before the fork", "in the worker"])
+def test_a_file_whose_position_workers_share_is_named(is_open: bool, tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    path.write_bytes(bytes(range(64)))
+    dataset = Records(path, is_open=is_open)
+    command = ProbeCommand(batch_sizes=(8,), usable_cpus=2.0)
+    found = complete_profile(load(dataset), command, make_workload(notes=()), lambda phase, batches=0: None)
+    assert found.shared_file == (str(path) if is_open else None)
+    assert [str(path) in note for note in found.notes] == [True] * is_open
+    if is_open:
+        assert dataset._file is not None
+        dataset._file.close()

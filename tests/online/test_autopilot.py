@@ -264,6 +264,20 @@ def test_a_validation_between_two_batches_is_no_step(batches: int, is_pause: boo
     assert state._is_pause(epoch) is is_pause
 
 
+def test_a_pause_of_the_training_does_not_count() -> None:
+    loader: Any = autopilot(DataLoader(Waiting(0.001, 3200), 8), None, quiet=True)
+    iterator = iter(loader)
+    for _ in range(8):
+        next(iterator)
+    state = loader.autopilot_state
+    before = state._read(state._epoch)
+    time.sleep(0.6)
+    next(iterator)
+    window = state._read(state._epoch).since(before)
+    assert window.batches == 1
+    assert window.seconds < 0.4
+
+
 def test_the_hardware_of_a_result_is_read_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
     monkeypatch.setattr("autotune.online.result.read_gpus", lambda: ("NVIDIA H100", "NVIDIA H100"))

@@ -30,7 +30,7 @@ def test_a_run_ends_with_the_result_one_tip_one_warning_and_lines_to_paste() -> 
                 1,800 samples/s in training (95% CI 1,750-1,850), 1.80x faster than PyTorch's defaults (95% CI 1.70-1.90x)
                 waiting for data 50% → 10% of the time · peak memory 1.0 GiB · bottleneck: I/O → the training step
         Tip     Use __getitems__.
-        Warning batch_size=64 changes training, not only its speed; --set batch_size=32 keeps yours.
+        Warning batch_size=64 changes training, not only its speed; --batch-size 32 keeps it at 32.
         Saved to dltune.json in 35.0 s. 1 more warning: dltune show. Report: dltune report
 
         Use it  loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=4, prefetch_factor=2, persistent_workers=True)

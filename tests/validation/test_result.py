@@ -20,7 +20,7 @@ from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.validation.candidate_runs import CandidateRuns
 from autotune.validation.decision import Decision
-from autotune.validation.result import GUESS_ERROR, build_profile, estimate_contributions, trace_workers
+from autotune.validation.result import GUESS_ERROR, build_profile, estimate_contributions, name_baseline, trace_workers
 from autotune.validation.runs import Validation
 from tests.builders import (
     GIB,
@@ -124,6 +124,11 @@ def test_without_a_result_the_reason_is_raised() -> None:
         build(failed, make_record(None), validation=NOT_VALIDATED)
     with pytest.raises(TrialError, match="lost"):
         build(failed, validation=NOT_VALIDATED, interrupted_by=TrialError("lost"))
+
+
+def test_the_baseline_is_named_with_the_settings_that_the_request_fixes() -> None:
+    plan = make_test_plan(IO_BOUND, fixed={"num_workers": 8, "in_order": True})
+    assert name_baseline(plan, make_config(8)) == "PyTorch's defaults with num_workers=8"
 
 
 def test_a_profile_has_the_raw_runs_the_phases_and_the_request() -> None:
