@@ -9,6 +9,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
@@ -277,5 +278,8 @@ class TrialRun:
         if self._workers > 1:
             dropped = self._workers * (self._loader.batch_size or 1) if self._loader.drop_last else 0
             counts.check_shares(delivered, dropped=dropped, is_whole=is_whole)
+            if counts.samples is None and self._workload.parts.batched:  # no epoch was counted: its own length
+                claimed = replace(counts, samples=self._workload.expected_samples)
+                claimed.check_shares(delivered, dropped=dropped, is_whole=False)
         elif is_whole:
             counts.samples = delivered

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
 
 from autotune.child.distributed import RankSync
+from autotune.child.sample_counts import SampleCountError
 from autotune.child.trial import TrialRun, list_workers, warm_up_step
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.measurement import Measurement
@@ -206,3 +207,16 @@ def test_a_first_round_of_many_seconds_is_the_only_one(monkeypatch: pytest.Monke
     assert measure(slow, 2, batch_size=4, epochs=1, seconds=0.1).epochs[0].batches == 2
     monkeypatch.undo()
     assert measure(slow, 2, batch_size=4, epochs=1, seconds=0.1).epochs[0].batches == 4
+
+
+class WithLength(Count):
+    """A stream that every worker repeats; its length is known, though no epoch was counted."""
+
+    def __len__(self) -> int:
+        return 35
+
+
+def test_workers_that_repeat_a_stream_are_found_by_its_length() -> None:
+    with pytest.raises(SampleCountError, match="delivered 70 samples of a dataset of 35"):
+        measure(Workload(dataset=WithLength()), 2)
+    assert measure(Workload(dataset=WithLength()), 1).epochs
