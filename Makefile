@@ -11,9 +11,8 @@ LOWEST := .venv-lowest/bin
 LOWEST_READY := .venv-lowest/.ready
 WITH_CHILDREN := runner/test_probe.py runner/test_ranks.py runner/test_runner.py child online benchmarks docs \
 	test_end_to_end.py test_checking.py test_docs.py  # and tests that are marked slow
-ALONE := tests/faults/test_budgets.py  # it measures memory; all other tests run in several processes
+ALONE := tests/faults/test_budgets.py  # it measures memory; all other tests run in two processes
 IN_TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
-IN_THREE := $(IN_TWO:2=3)  # the slow tests often wait
 
 .PHONY: demo test test-all coverage mutation test-lowest faults test-gpu test-libraries lint types dist check bench bench-gpu replay coverage-simulation docs
 .PHONY: clean help
@@ -42,7 +41,7 @@ test: $(READY) ## Set up, then run the fast tests: about five minutes on two cor
 
 test-all: test $(TEST_READY) ## Then the slow tests: faults, other libraries (half a gigabyte), a browser
 	$(BIN)/python -m pytest $(ALONE)
-	$(BIN)/python -m pytest tests -m slow $(ALONE:%=--ignore %) $(IN_THREE)
+	$(BIN)/python -m pytest tests -m slow $(ALONE:%=--ignore %) $(IN_TWO)
 
 $(COVERAGE_READY): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --group coverage
