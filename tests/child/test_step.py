@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from autotune.child.step import BuiltInStep, make_step
+from autotune.errors import UsageError
 from autotune.request import WorkloadRequest
 
 CPU = torch.device("cpu")
@@ -41,6 +42,14 @@ def test_a_step_factory_gets_the_device_if_it_accepts_or_requires_one(
     module.make = factory  # type: ignore[attr-defined]  # as the user's module has it
     monkeypatch.setitem(sys.modules, "user_steps", module)
     assert make_step(WorkloadRequest(dataset="pkg.data:make", step="user_steps:make"), CPU)(None) == got
+
+
+def test_a_step_that_is_named_instead_of_its_factory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("user_steps")
+    module.step = lambda batch: batch.sum()  # type: ignore[attr-defined]  # as the user's module has it
+    monkeypatch.setitem(sys.modules, "user_steps", module)
+    with pytest.raises(UsageError, match="this one takes a batch itself"):
+        make_step(WorkloadRequest(dataset="pkg.data:make", step="user_steps:step"), CPU)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 import multiprocessing
 import threading
 import time
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from autotune.checking import check
 from autotune.errors import UsageError
 from autotune.online.attach import autopilot
+from autotune.online.autopilot import print_sentence
 from autotune.online.group import WorkerSettings, wait_for_ending_workers
 from autotune.online.model import Window
 from autotune.online.result import find_start, read_hardware
@@ -262,6 +264,32 @@ def test_a_validation_between_two_batches_is_no_step(batches: int, is_pause: boo
     state._read = lambda _: Window(batches, 0.15 * batches + 5.0)
     epoch.returned_at = time.perf_counter() - 5.0
     assert state._is_pause(epoch) is is_pause
+
+
+def test_a_change_is_made_at_the_end_of_the_window_that_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader: Any = autopilot(DataLoader(Waiting(0.0, 3200), 8), None, quiet=True)
+    iterator = iter(loader)
+    for _ in range(8):
+        next(iterator)
+    state, epoch = loader.autopilot_state, loader.autopilot_state._epoch
+    monkeypatch.setattr(state.controller, "add", lambda window: WorkerSettings(1, 2))
+    monkeypatch.setattr(state, "_is_long", lambda window: True)
+    changed: list[int] = []
+    monkeypatch.setattr(epoch, "change", lambda settings: changed.append(epoch.delivered))
+    state._due = epoch.delivered
+    state._before_batch(epoch)
+    assert changed == [epoch.delivered]
+
+
+@pytest.mark.parametrize(("is_terminal", "text"), [(True, "\r\x1b[Kdltune: done\n"), (False, "dltune: done\n")])
+def test_a_sentence_clears_the_line_of_a_progress_bar_on_a_terminal(
+    is_terminal: bool, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    monkeypatch.setattr("sys.stderr", stream)
+    print_sentence("done")
+    assert stream.getvalue() == text
 
 
 def test_a_pause_of_the_training_does_not_count() -> None:

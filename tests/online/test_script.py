@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from autotune.online.attach import autopilot
 from autotune.online.autopilot import Options
+from autotune.online.group import WorkerSettings
 from autotune.online.model import Window
 from autotune.online.script import describe_loaders, tune_all_loaders
 
@@ -256,6 +257,17 @@ def test_a_loader_that_the_training_still_waits_for_is_named() -> None:
     state.controller.add(Window(batches=10, seconds=2.0, wait_seconds=1.9))
     (line,) = describe_loaders({"train.py:3": state})
     assert line == "train.py:3: waits 95% of the time, but has too few batches to choose the workers."
+
+
+def test_a_setting_of_an_earlier_run_is_named_although_too_few_batches_compare_it() -> None:
+    loader: Any = autopilot(DataLoader([1.0] * 8), None, quiet=True)  # type: ignore[arg-type]
+    list(loader)
+    controller = loader.autopilot_state.controller
+    controller.known, controller.settings = Window(batches=10, seconds=2.0), WorkerSettings(8, 2)
+    (text,) = describe_loaders({"train.py:3": loader.autopilot_state})
+    line, advice = text.splitlines()
+    assert line == "train.py:3: num_workers=8, as an earlier run (5 batches/s then); too few batches to compare."
+    assert advice.endswith("DataLoader(..., num_workers=8)")
 
 
 def test_a_loader_of_a_few_batches_gets_one_short_line(tmp_path: Path) -> None:

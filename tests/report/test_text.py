@@ -96,3 +96,8 @@ def test_several_processes_are_shown_with_their_sum_and_their_waits() -> None:
 def test_copies_that_limit_a_gpu_are_shown_with_the_rate_of_copies_alone() -> None:
     result = make_profile_result(bottleneck="copy", copy_bytes_per_second=11.8e9, copy_bound_bytes_per_second=12.1e9)
     assert "11.8 GB/s of 12.1 GB/s" in render_profile(make_profile(result=result), "dltune.json")
+
+
+def test_a_label_is_in_the_title() -> None:
+    title = render_profile(make_profile(label="mine"), "dltune.json").splitlines()[0]
+    assert title.startswith("pkg.data:make_dataset (mine) · ")
