@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -12,12 +13,16 @@ from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import check_writable, read_profiles
 from autotune.protocol.budgets import plan_budgets
 from autotune.protocol.workload_profile import WorkloadProfile
-from autotune.request import TuningRequest, explain_invalid
+from autotune.request import TuningRequest, WorkloadRequest, explain_invalid
 from autotune.runner.runner import TrialRunner
 from autotune.search.plan import Plan, make_plan
 from autotune.search.space import list_requested_sizes
 from autotune.system.machine import MachineProfile
 from autotune.time_budget import TimeBudget
+from autotune.units import format_seconds
+
+
+MAX_START_SECONDS: Final = 10.0  # of a process, with its dataset and step, before the user is warned
 
 
 def check_request(request: TuningRequest) -> None:
@@ -82,8 +87,19 @@ def prepare_run(
     budgets = plan_budgets(machine, request, workload)
     runner.limit(budgets, workload)
     plan = make_plan(request, machine, workload, budgets)
-    runner.progress.show_plan(plan)
     if runner.start_seconds is not None:
         time_budget.start_seconds = runner.start_seconds
+        if runner.start_seconds > MAX_START_SECONDS:
+            runner.progress.show_warning(describe_slow_start(request.workload, runner.start_seconds))
+    runner.progress.show_plan(plan)
     time_budget.begin_search()
     return plan
+
+
+def describe_slow_start(workload: WorkloadRequest, seconds: float) -> str:
+    """Describe that the processes of trials start slowly, with the next step."""
+    module, _, name = workload.dataset.partition(":")
+    return (
+        f"Each process of a trial takes {format_seconds(seconds)} to import {module}, call {name} and make the step. To "
+        f'tune faster, put what it does not need, such as the training, under if __name__ == "__main__".'
+    )

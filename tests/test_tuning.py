@@ -20,6 +20,7 @@ from autotune.errors import (
     UsageError,
     WorkloadError,
 )
+from autotune.preparation import prepare_run
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_file
 from autotune.progress import ProgressListener
@@ -27,6 +28,8 @@ from autotune.protocol.measurement import TrialResult, TrialStatus
 from autotune.protocol.messages import TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange, WorkloadRequest
+from autotune.runner.runner import TrialRunner
+from autotune.search.plan import Plan
 from autotune.time_budget import TimeBudget
 from autotune.tuning import TuningResult, tune
 from autotune.validation.runs import MIN_RUNS
@@ -592,3 +595,27 @@ def test_a_baseline_that_is_the_best_when_time_is_over_is_kept() -> None:
     request = make_request(timeout_seconds=20.0)
     found, _ = run_slowly(60.0, request, lambda config: 100.0 / (1 + config.dataloader.num_workers))
     assert (found.profile.dataloader.num_workers, found.profile.result.decision) == (0, "no_change")
+
+
+def test_processes_that_start_slowly_are_explained_before_the_first_trial() -> None:
+    class Listener(ProgressListener):
+        def __init__(self) -> None:
+            self.events: list[str] = []
+
+        def show_warning(self, sentence: str) -> None:
+            self.events.append(sentence)
+
+        def show_plan(self, plan: Plan) -> None:
+            self.events.append("plan")
+
+    request, listener = make_request(), Listener()
+    with TrialRunner(request.workload, 30.0, listener) as runner:
+        for seconds in (9.0, 14.0):
+            runner.start_seconds = seconds
+            prepare_run(request, MACHINE, waiting_workload(), runner, TimeBudget(request))
+    assert listener.events == [
+        "plan",
+        "Each process of a trial takes 14.0 s to import pkg, call make and make the step. To tune faster, put what it "
+        'does not need, such as the training, under if __name__ == "__main__".',
+        "plan",
+    ]
