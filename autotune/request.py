@@ -168,7 +168,7 @@ def check_import_string(option: str, text: str) -> None:
     hint = ""
     if text.endswith(".py"):
         hint = f" Name a function in the file, as in {text}:make_loader."
-    elif ":" not in text:
+    elif ":" not in text and "/" not in text:
         module, dot, name = text.rpartition(".")
         example = f"{text}:{'make_step' if option == '--step' else 'make_dataset'}"
         hint = f" Is it {module}:{name}, or {example}?" if dot else f" Is the attribute missing, as in {example}?"

@@ -24,10 +24,10 @@ class TuneByDefault(click.Group):
     """A group whose `tune` command is implied if the first argument is an option or names code to tune."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert `tune` before its options, before FILE.py and before MODULE:NAME."""
+        """Insert `tune` before its options, before FILE.py, before MODULE:NAME and what may be meant so."""
         first = args[0] if args else ""
         is_option = first.startswith("-") and first not in ("--help", "-h", "--version")
-        if is_option or first.endswith(".py") or ":" in first:
+        if is_option or "." in first or ":" in first:
             args = ["tune", *args]
         return super().parse_args(ctx, args)
 

@@ -47,11 +47,9 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     """
     with exit_on_error(interrupted=NOTHING_MEASURED):
         if (target := options["target"]) is not None:
-            if ":" not in target:
-                form = f"{target}:NAME" if target.endswith(".py") else "MODULE:NAME"
-                function = "a module-level function that returns your Dataset or DataLoader"
-                script = f"Run dltune run {target}, or " if target.endswith(".py") else "Run "
-                raise UsageError(f"{script}dltune --dataset {form} with NAME, {function}.")
+            if target.endswith(".py"):
+                function = "NAME, a module-level function that returns your Dataset or DataLoader"
+                raise UsageError(f"Run dltune run {target}, or dltune --dataset {target}:NAME with {function}.")
             if ParameterSource.COMMANDLINE in map(ctx.get_parameter_source, ("dataset", "loader")):
                 raise UsageError(f"Pass either {target} or --dataset or --loader.")
             options |= {"dataset": target, "loader": None}

@@ -92,6 +92,8 @@ def test_a_value_is_fixed_and_a_list_is_searched(
         (("--set", "in_order=true", "--search", "in_order=true,false"), "in_order is both set and searched"),
         (("--search", "num_workers=9:3"), "--search num_workers: the lower end 9 is above the upper end 3"),
         (("--search", "num_workers=-1:3"), "is not of the form num_workers=0:16"),
+        (("--search", "num_workers=0-8"), "is not of the form num_workers=0:16"),
+        (("--batch-size", "16..64"), "is not of the form num_workers=0:16"),
         (("--search", "num_workers=0:" + "9" * 5000), "is not of the form num_workers=0:16"),
         (("--set", "in_order=" + "[" * 100_000), "is not possible"),
         (("--nproc-per-node", "many"), "neither a number of processes nor auto"),
@@ -137,6 +139,10 @@ def test_a_script_alone_is_answered_with_the_form_that_works() -> None:
     result = invoke("train.py")
     assert result.exit_code == 2
     assert "Run dltune run train.py, or dltune --dataset train.py:NAME with NAME" in result.stderr
+
+
+def test_a_dotted_name_alone_is_answered_with_the_forms_that_may_be_meant() -> None:
+    assert "Is it data:make, or data.make:make_dataset?" in invoke("data.make").stderr
 
 
 def test_nothing_to_tune_is_a_usage_error() -> None:
