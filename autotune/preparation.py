@@ -21,7 +21,6 @@ from autotune.system.machine import MachineProfile
 from autotune.time_budget import TimeBudget
 from autotune.units import format_seconds
 
-
 MAX_START_SECONDS: Final = 10.0  # of a process, with its dataset and step, before the user is warned
 
 
@@ -100,6 +99,6 @@ def describe_slow_start(workload: WorkloadRequest, seconds: float) -> str:
     """Describe that the processes of trials start slowly, with the next step."""
     module, _, name = workload.dataset.partition(":")
     return (
-        f"Each process of a trial takes {format_seconds(seconds)} to import {module}, call {name} and make the step. To "
-        f'tune faster, put what it does not need, such as the training, under if __name__ == "__main__".'
+        f"Each process of a trial takes {format_seconds(seconds)} to import {module}, call {name} and make the step. "
+        f'To tune faster, put what it does not need, such as the training, under if __name__ == "__main__".'
     )

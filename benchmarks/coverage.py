@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from autotune.config import LoaderConfig
+from autotune.profiles.schema import Budgets
 from autotune.progress import ProgressListener
-from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import EpochTrace, Measurement, TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.protocol.workload_profile import LinearCost, WorkloadProfile

@@ -11,17 +11,16 @@ from typing import Any
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.profiles.schema import (
     Baseline,
+    Budgets,
     CandidateResult,
     Contribution,
     ProfileResult,
-    RecordedBudgets,
     SearchRecord,
     TrialSummary,
     TunedFile,
     TunedProfile,
     WorkloadIdentity,
 )
-from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import EpochTrace, Measurement, TrialResult, TrialStatus
 from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
@@ -196,7 +195,7 @@ def make_profile(**changes: Any) -> TunedProfile:
             process=changes.pop("process", ProcessSettings()),
         ),
         "result": make_profile_result(),
-        "budgets": RecordedBudgets(memory_bytes=8 * GIB, shm_bytes=4 * GIB, nofile=1024, max_workers=64),
+        "budgets": Budgets(memory_bytes=8 * GIB, shm_bytes=4 * GIB, nofile=1024, max_workers=64),
         "search": make_search_record(),
         "request": make_request().record(),
         "created_at": datetime(2026, 1, 2, 3, 4, tzinfo=UTC),

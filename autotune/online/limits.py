@@ -9,7 +9,7 @@ from typing import Any, Final
 from autotune.online.group import list_workers
 from autotune.online.shared_state import SharedState
 from autotune.profiles.device_prefetch import find_tensors
-from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
+from autotune.profiles.schema import MAX_SEARCHED_WORKERS
 from autotune.system.machine import AvailableMemory, read_machine, read_shm
 from autotune.system.procfs import PROC, list_folder, list_used_segments, read_smaps
 from autotune.units import format_bytes, parse_budget

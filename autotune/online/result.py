@@ -17,8 +17,8 @@ from autotune.online.model import Window
 from autotune.profiles.schema import (
     Baseline,
     Bottleneck,
+    Budgets,
     ProfileResult,
-    RecordedBudgets,
     SearchRecord,
     TrialSummary,
     TunedProfile,
@@ -125,7 +125,7 @@ def save_result(
         )
         for number, (settings, window) in enumerate(controller.windows.items(), start=1)
     )
-    limits = RecordedBudgets(
+    limits = Budgets(
         memory_bytes=machine.memory_available_bytes,
         shm_bytes=machine.shm_free_bytes,
         nofile=machine.nofile_limit,

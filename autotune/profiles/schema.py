@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, Field
 
@@ -14,6 +14,7 @@ from autotune.system.machine import Hardware, Software
 
 Bottleneck = Literal["step", "cpu", "io", "transfer", "copy", "epoch"]
 Phase = Literal["profiling", "search", "validation"]
+MAX_SEARCHED_WORKERS: Final = 64
 
 
 class WorkloadIdentity(FrozenModel):
@@ -110,14 +111,19 @@ class ProfileResult(FrozenModel):
     warnings: tuple[str, ...] = ()
 
 
-class RecordedBudgets(FrozenModel):
+class Budgets(FrozenModel):
     """Resource limits of one training process with its workers during tuning; open files are per process."""
 
     memory_bytes: Count
+    reserve_bytes: Count = 0  # of host memory that must stay available to others
     shm_bytes: Count
     nofile: Count
     gpu_bytes: Count | None = None
-    max_workers: Count
+    max_workers: Count = MAX_SEARCHED_WORKERS
+
+    def for_ranks(self, count: int) -> Budgets:
+        """Return the joint budgets of several training processes."""
+        return self.model_copy(update={"memory_bytes": self.memory_bytes * count, "shm_bytes": self.shm_bytes * count})
 
 
 class TrialSummary(Configured):
@@ -154,7 +160,7 @@ class TunedProfile(Configured):
     software: Software
     workload: WorkloadIdentity
     result: ProfileResult
-    budgets: RecordedBudgets
+    budgets: Budgets
     search: SearchRecord
     request: JsonDict = Field(default_factory=dict)  # the tuning request, to repeat it
     is_complete: bool = True  # an interrupted run stores its best so far

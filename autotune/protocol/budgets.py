@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from autotune.config import Count
 from autotune.errors import UsageError
-from autotune.profiles.schema import RecordedBudgets
+from autotune.profiles.schema import MAX_SEARCHED_WORKERS, Budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest
 from autotune.system.machine import MachineProfile, count_whole_cpus
 from autotune.units import format_bytes, parse_budget
 
-MAX_SEARCHED_WORKERS: Final = 64
 RESERVED_MEMORY_SHARE: Final = 0.03  # of physical memory that must stay free with any budget
 
 
@@ -42,21 +40,6 @@ SHARED_MEMORY: Final = Resource("shm", "/dev/shm", "shm_bytes", "shm_bytes", "sh
 OPEN_FILES: Final = Resource("files", "open files", "nofile", "files", "too_many_files", is_bytes=False)
 DEVICE_MEMORY: Final = Resource("gpu", "device memory", "gpu_bytes", "gpu_bytes", "out_of_memory")
 RESOURCES: Final = (HOST_MEMORY, SHARED_MEMORY, OPEN_FILES, DEVICE_MEMORY)
-
-
-class Budgets(RecordedBudgets):
-    """Budgets of one training process and its workers; `reserve_bytes` of host memory must stay available to others."""
-
-    reserve_bytes: Count
-    max_workers: Count = MAX_SEARCHED_WORKERS
-
-    def record(self) -> RecordedBudgets:
-        """Return the part that dltune.json stores."""
-        return RecordedBudgets(**self.model_dump(exclude={"reserve_bytes"}))
-
-    def for_ranks(self, count: int) -> Budgets:
-        """Return the joint budgets of several training processes; open files are limited per process."""
-        return self.model_copy(update={"memory_bytes": self.memory_bytes * count, "shm_bytes": self.shm_bytes * count})
 
 
 def plan_budgets(machine: MachineProfile, request: TuningRequest, workload: WorkloadProfile | None = None) -> Budgets:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from autotune.errors import UsageError, WorkloadError
-from autotune.protocol.budgets import DEVICE_MEMORY, Budgets
+from autotune.profiles.schema import Budgets
+from autotune.protocol.budgets import DEVICE_MEMORY
 from autotune.protocol.measurement import CODE_FAILURES, TrialResult, TrialStatus
 from autotune.protocol.messages import FailureReport, Report, Stage, TrialReport, TrialRequest
 from autotune.request import WorkloadRequest

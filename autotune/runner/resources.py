@@ -18,7 +18,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Final
 
-from autotune.protocol.budgets import HOST_MEMORY, SHARED_MEMORY, Budgets
+from autotune.profiles.schema import Budgets
+from autotune.protocol.budgets import HOST_MEMORY, SHARED_MEMORY
 from autotune.protocol.measurement import TrialStatus
 from autotune.system.cgroups import count_oom_kills, find_own_memory_groups
 from autotune.system.machine import AvailableMemory, read_shm

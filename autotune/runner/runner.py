@@ -15,9 +15,9 @@ from typing import Final, Literal, Self
 from pydantic import ValidationError
 
 from autotune.errors import TrialError, UsageError
+from autotune.profiles.schema import Budgets
 from autotune.progress import ProgressListener
 from autotune.protocol import messages
-from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import CODE_FAILURES, TrialResult, TrialStatus
 from autotune.protocol.messages import ChannelClosedError, FailureReport, ProbeReport, TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile

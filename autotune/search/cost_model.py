@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from autotune.config import LoaderConfig
-from autotune.profiles.schema import Bottleneck
-from autotune.protocol.budgets import RESOURCES, Budgets
+from autotune.profiles.schema import Bottleneck, Budgets
+from autotune.protocol.budgets import RESOURCES
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.workload_profile import LinearBytes, WorkloadProfile
 from autotune.system.machine import count_whole_cpus

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from autotune.config import DataLoaderSettings, LoaderConfig
-from autotune.protocol.budgets import Budgets
+from autotune.profiles.schema import Budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest
 from autotune.search.cost_model import (

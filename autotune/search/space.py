@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from autotune.config import LoaderConfig, StartMethod
 from autotune.errors import NoFeasibleConfigError, UsageError
-from autotune.protocol.budgets import Budgets
+from autotune.profiles.schema import Budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange, Values
 from autotune.search.cost_model import is_limited_by_cpus, max_useful_workers

@@ -88,7 +88,7 @@ def build_profile(
         workload=identify(plan.request.workload, plan.workload),
         config=decision.config,
         result=_build_result(plan, found, validation, decision, warnings),
-        budgets=plan.budgets.record(),
+        budgets=plan.budgets,
         search=search,
         request=plan.request.record(),
         is_complete=interruption is None,

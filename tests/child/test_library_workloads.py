@@ -11,7 +11,7 @@ from autotune.child.loader import build_loader
 from autotune.child.workload import LoadedWorkload, load_workload
 from autotune.config import DataLoaderSettings
 from autotune.errors import UsageError
-from autotune.protocol.budgets import Budgets
+from autotune.profiles.schema import Budgets
 from autotune.protocol.messages import TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest

@@ -22,8 +22,8 @@ import pytest
 
 from autotune.config import FrozenModel, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import DltuneError, WorkloadError
+from autotune.profiles.schema import Budgets
 from autotune.progress import ProgressListener
-from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile

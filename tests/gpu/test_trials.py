@@ -9,7 +9,7 @@ import pytest
 from autotune import TunedProfile, load
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import WorkloadError
-from autotune.protocol.budgets import Budgets
+from autotune.profiles.schema import Budgets
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.request import TuningRequest, WorkloadRequest

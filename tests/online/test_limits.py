@@ -11,7 +11,7 @@ import torch
 
 from autotune.online.group import wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
-from autotune.protocol.budgets import MAX_SEARCHED_WORKERS
+from autotune.profiles.schema import MAX_SEARCHED_WORKERS
 from tests.builders import make_machine
 
 

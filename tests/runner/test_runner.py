@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from autotune.config import ProcessSettings
-from autotune.protocol.budgets import Budgets
+from autotune.profiles.schema import Budgets
 from autotune.runner.resources import ResourceMonitor, ResourceUsage
 from autotune.runner.runner import TrialProcess, TrialRunner, describe_survivors
 from tests.conftest import list_trial_processes

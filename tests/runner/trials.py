@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import DataLoaderSettings, LoaderConfig
-from autotune.protocol.budgets import Budgets
+from autotune.profiles.schema import Budgets
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.request import WorkloadRequest

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from autotune.config import LoaderConfig
+from autotune.profiles.schema import Budgets
 from autotune.progress import ProgressListener
-from autotune.protocol.budgets import Budgets
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import TrialRequest
 from autotune.protocol.workload_profile import WorkloadProfile

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.config import LoaderConfig, ProcessSettings
-from autotune.protocol.budgets import Budgets
+from autotune.profiles.schema import Budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import ValueRange
 from autotune.search.plan import Plan

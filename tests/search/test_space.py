@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import NoFeasibleConfigError, UsageError
-from autotune.protocol.budgets import Budgets, plan_budgets
+from autotune.profiles.schema import Budgets
+from autotune.protocol.budgets import plan_budgets
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, ValueRange
 from autotune.search.space import SearchSpace, list_requested_sizes, plan_space

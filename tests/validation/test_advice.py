@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.profiles.schema import Bottleneck
-from autotune.protocol.budgets import Budgets
+from autotune.profiles.schema import Bottleneck, Budgets
 from autotune.protocol.workload_profile import CostlyLine
 from autotune.validation.result import suggest_improvements
 from tests.builders import (
