@@ -81,7 +81,16 @@ _TABLE: Final = (  # in the usual order of manual tuning
     ),
     Setting(
         "num_workers",
-        choices=(0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64),
+        choices=(
+            *range(9),
+            10,
+            12,
+            14,
+            *range(16, 32, 4),
+            *range(32, 64, 8),
+            *range(64, 128, 16),
+            *range(128, 513, 32),
+        ),
         default=0,
         recommended=0,
         description="Worker processes; 0 loads in the main process.",

@@ -164,8 +164,7 @@ def _differ_here(workload: LoadedWorkload, indices: Sequence[int], digests: Mapp
 
 
 def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: Observation) -> None:
-    own_bytes = read_smaps("self")["Anonymous"] - workload.inherited_bytes
-    is_growing = workload.forks_workers and own_bytes >= MIN_NOTED_BYTES
+    is_growing = workload.forks_workers and workload.own_bytes >= MIN_NOTED_BYTES
     goal = len(digests) or DUPLICATED_RATIO * (workload.sample_counts.samples or 0)
     loader = _build_watched_loader(workload, digests, is_growing=is_growing)
     batches = iter(loader)

@@ -56,10 +56,10 @@ def synchronize(device: torch.device) -> None:
 
 
 class HostStepTimer:
-    """Times the steps of a device that has finished when the call returns."""
+    """Times the steps of a device by the clock of the host, which waits at the end of each step."""
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now, self._started, self._asked = now, now(), 0.0
+    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
+        self._device, self._now, self._started, self._asked = device, now, now(), 0.0
         self._moments: list[float] = []
         self.waits: list[float] = []  # for each batch, in seconds
 
@@ -72,7 +72,8 @@ class HostStepTimer:
         self.waits.append(self._now() - self._asked)
 
     def end(self) -> None:
-        """Record the end of the step."""
+        """Wait for the device, and record the end of the step."""
+        synchronize(self._device)
         self._moments.append(self._now() - self._started)
 
     def read(self) -> tuple[list[float], float]:
@@ -125,7 +126,7 @@ StepTimer = HostStepTimer | CudaStepTimer
 def make_step_timer(device: torch.device) -> StepTimer:
     """Start a timer of the steps on this device."""
     if device.type != "cuda":
-        return HostStepTimer()
+        return HostStepTimer(device)
     return CudaStepTimer(  # the step may make another device current, which `synchronize` does not wait for
         lambda: torch.cuda.current_stream(device).record_event(torch.cuda.Event(enable_timing=True, blocking=True))
     )

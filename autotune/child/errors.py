@@ -24,7 +24,7 @@ WORKER_EXIT_GRACE_SECONDS: Final = 1.0  # between the end of a worker's connecti
 
 def name_error(error: BaseException) -> str:
     """Return type and text of an error as at the end of its traceback, even if its `__str__` is broken."""
-    return _make_printable("".join(traceback.format_exception_only(type(error), error)).strip())
+    return make_printable("".join(traceback.format_exception_only(type(error), error)).strip())
 
 
 def format_error(error: BaseException) -> str:
@@ -32,10 +32,10 @@ def format_error(error: BaseException) -> str:
     lines = traceback.TracebackException.from_exception(error)
     frames = [frame for frame in lines.stack if not frame.filename.startswith(PACKAGE_DIR)]
     lines.stack = traceback.StackSummary.from_list(frames)
-    return _make_printable("".join(lines.format()))
+    return make_printable("".join(lines.format()))
 
 
-def _make_printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Escape what no encoding has: bytes of a file name that are no UTF-8 are surrogates in Python."""
     return text.encode(errors="backslashreplace").decode()
 

@@ -96,7 +96,7 @@ def profile_workload(
     """Measure the costs that the cost model and the limits need, except those of workers."""
     is_cuda = device.type == "cuda"
     free_bytes = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) if is_cuda else 0
-    sizes = profile_sizes(workload, step, device, command.batch_sizes, on_phase)
+    sizes = profile_sizes(workload, step, device, command, on_phase)
     stepped = [(one, one.step) for one in sizes if one.step is not None]
     (usual, usual_step), (largest, _) = stepped[0], max(stepped, key=lambda pair: pair[0].samples)
     load = CallSeconds(*map(sum, zip(*(one.load for one in sizes), strict=True)))
@@ -158,17 +158,17 @@ def profile_workload(
 
 
 def profile_sizes(
-    workload: LoadedWorkload, step: Step, device: torch.device, requested: Sequence[int], on_phase: OnPhase
+    workload: LoadedWorkload, step: Step, device: torch.device, command: ProbeCommand, on_phase: OnPhase
 ) -> list[SizeProfile]:
-    """Profile the usual batch size, a smaller one, and the largest unless that takes long.
+    """Profile the usual batch size, a smaller one, and the largest unless that takes long or too much memory.
 
     The step runs only on batch sizes that the search may try, or near them: others may be impossible for it.
     """
     profile_size = partial(_profile_size, workload, device, on_phase)
-    usual_size, *others = list_sizes(workload, requested)
+    usual_size, *others = list_sizes(workload, command.batch_sizes)
     if usual_size is not None and workload.kind == "map":
         _check_getitems(workload.parts, usual_size)
-    usual = profile_size(usual_size, step)
+    usual, used_bytes = profile_size(usual_size, step), memory_upper_bound(["self"])
     if usual_size is None or "batch_size" in workload.fixed:
         return [usual]
     found = [usual]
@@ -177,7 +177,8 @@ def profile_sizes(
         found.append(profile_size(small, step if others else None))
     largest = max(filter(None, (usual_size, *others)))
     seconds = usual.load.wall + (0.0 if usual.step is None else usual.step.seconds.wall)
-    if largest > usual.samples and seconds < MAX_LARGEST_SECONDS * usual.samples / largest:
+    is_short = seconds < MAX_LARGEST_SECONDS * usual.samples / largest
+    if largest > usual.samples and is_short and used_bytes + 2 * largest * usual.sample_bytes[0] < command.memory_bytes:
         try:
             found.append(profile_size(largest, step))
         except RuntimeError as error:  # too large a size was only a guess; its trials will show which one fits
@@ -226,7 +227,7 @@ def _profile_size(
     batches = chain([batch], batches)
     del batch  # so that it ends with its step
     return SizeProfile(
-        samples=statistics.fmean(found.samples),
+        samples=max(1.0, statistics.fmean(found.samples)),  # an empty tensor counts as none
         load=CallSeconds(*map(statistics.fmean, zip(*(found.seconds[1:] or found.seconds), strict=True))),
         step=None if step is None else profile_step(step, batches, device, on_phase),
         sample_bytes=found.sample_bytes,

@@ -10,6 +10,7 @@ import gc
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import cycle, islice
 from typing import Any, Final
@@ -43,9 +44,14 @@ def complete_profile(
     workload: LoadedWorkload, command: ProbeCommand, profile: WorkloadProfile, on_phase: OnPhase
 ) -> WorkloadProfile:
     """Return the profile with the costs of workers and checks of their data; values that cannot be measured remain."""
+    at_start = read_file_positions()
+    with suppress(Exception):  # of the user's sampler, as in the trials
+        list(islice(workload.parts.batch_sampler or workload.parts.sampler or (), 2))
     before = read_file_positions()
     profile = _measure_workers(workload, command, profile, on_phase)
-    moved = (path for (number, path), at in read_file_positions().items() if before.get((number, path), at) != at)
+    by_sampler = {file for file, at in before.items() if at_start.get(file) != at}  # which workers do not iterate over
+    after = read_file_positions()
+    moved = (file[1] for file in before.keys() - by_sampler if after.get(file, before[file]) != before[file])
     if (file := next(moved, None)) is None:  # this process has read no sample
         return profile
     return profile.model_copy(update={"shared_file": file, "notes": (*profile.notes, SHARED_FILE.format(file))})
@@ -55,12 +61,14 @@ def _measure_workers(
     workload: LoadedWorkload, command: ProbeCommand, profile: WorkloadProfile, on_phase: OnPhase
 ) -> WorkloadProfile:
     load_seconds = profile.load_cost.at(workload.fixed.get("batch_size") or CHECKED_BATCH)
-    count = min(2 * count_whole_cpus(command.usable_cpus), MAX_STARTED_WORKERS)
+    count = min(2 * count_whole_cpus(command.usable_cpus), MAX_STARTED_WORKERS, command.max_workers)
+    if not workload.forks_workers:  # each worker has a copy of the dataset
+        count = max(1, min(count, command.memory_bytes // (2 * workload.own_bytes + 1)))
     try:
         on_phase("starting a worker")
         few = time_worker_startup(workload, 1)
         on_phase(f"starting {count} workers")
-        slope = max(0.0, time_worker_startup(workload, count) - few) / (count - 1)
+        slope = max(0.0, time_worker_startup(workload, count) - few) / (count - 1) if count > 1 else 0.0
         start = LinearCost(fixed_seconds=max(0.0, few - load_seconds - slope), per_item_seconds=slope)
         profile = profile.model_copy(update={"worker_start_cost": start})
         if not workload.forks_workers and slope > 0.2:

@@ -1,6 +1,7 @@
 """Serves the tuner in the process of a trial: loads a workload, profiles it, runs trials, stops workers.
 
-torch is imported when the workload is loaded, not before: earlier objects are frozen out of garbage collection.
+A new interpreter imports torch when the workload is loaded, not before: earlier objects are frozen out of garbage
+collection.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune.child.distributed import RankEnv, RankGroup, RankLostError, RankSync
-from autotune.child.errors import format_error, name_error
+from autotune.child.errors import format_error, make_printable, name_error
 from autotune.protocol import messages
 from autotune.protocol.messages import Channel, ChannelClosedError
 from autotune.protocol.workload_profile import WorkloadProfile
@@ -50,7 +51,7 @@ class TrialServer:
 
     def __init__(self, channel: Channel, world: RankEnv | None = None) -> None:
         self._channel, self._world, self._ranks = channel, world, RankSync()
-        self._environment = dict(os.environ)  # before the user's code changes it
+        self._environment = dict[str, str]()  # before the user's code changes it
         self._stage: messages.Stage = "import"
         self._in_step = False
         self._known: WorkloadProfile | None = None  # by an earlier process
@@ -66,18 +67,21 @@ class TrialServer:
         with suppress(ChannelClosedError):
             while (line := first or self._channel.receive()) is not None:
                 first = None
-                self._channel.send(self._handle(messages.COMMAND.validate_json(line)).model_dump_json())
+                self._channel.send(self._handle(messages.COMMAND.validate_json(line)))
 
-    def _handle(self, command: messages.Command) -> messages.Report:
-        """Carry out a command with torch's handler of SIGCHLD in force, which raises anywhere once per dead worker."""
+    def _handle(self, command: messages.Command) -> str:
+        """Carry out a command, and return the report as JSON.
+
+        torch's handler of SIGCHLD is in force meanwhile, which raises anywhere once per dead worker.
+        """
         try:
             try:
                 signal.signal(signal.SIGCHLD, self._on_lost_worker)
-                return self._carry_out(command)
+                return self._carry_out(command).model_dump_json()
             finally:
                 self._on_lost_worker = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         except BaseException as error:  # sys.exit() and KeyboardInterrupt of the user's code are results, too
-            return self._report_failure(error)
+            return self._report_failure(error).model_dump_json()
 
     def _carry_out(self, command: messages.Command) -> messages.Report:
         match command:
@@ -105,7 +109,7 @@ class TrialServer:
         if self._world is not None:
             self._stage = "ranks"
             self._ranks = self._world.init_process_group()
-        self._stage = "dataset"
+        self._environment, self._stage = dict(os.environ), "dataset"
         self._show(f"calling {request.dataset}")
         self._known = known = command.known
         loaded = load_workload(request, None if known is None else known.ends_with_sampler)
@@ -140,6 +144,8 @@ class TrialServer:
         changed = {name: value for name, value in os.environ.items() if self._environment.get(name) != value}
         for name in DEVICE_VARIABLES:  # they come too late for this process, and must do so in the next ones
             changed.pop(name, None)
+        changed = {name: value for name, value in changed.items() if make_printable(value) == value}  # JSON needs UTF-8
+        self._known = report.profile
         return report.model_copy(update={"environment": changed})
 
     def _run_trial(self, request: messages.TrialRequest) -> messages.TrialReport:

@@ -5,7 +5,8 @@ One JSON object per packet:
 
     {"start": working folder} with the trial's connection
                                           -> {"pid": N, "folder": ...} with a pidfd, or {"errno": N, "path": ...}
-    {"import": [names of modules]}        -> {"imported": whether trials can be forked}
+    {"import": [names of modules], "environment": {variables to set before}}
+                                          -> {"imported": whether trials can be forked}
     {"status": N}                         -> {"status": exit code or null}
     {"end": [processes that were seen to belong to the trial]}
                                           -> {"survivors": [...]}
@@ -174,9 +175,11 @@ class Supervisor:
 
 def _make_folder() -> Path:
     """Make a private temporary folder whose path is short enough for the sockets that torch places there."""
-    usual = tempfile.gettempdir()
-    parent = usual if len(os.fsencode(usual)) <= MAX_TMPDIR_BYTES else "/tmp"
-    return Path(tempfile.mkdtemp(prefix=f"dltune-{os.getppid()}-", dir=parent))
+    usual, prefix = tempfile.gettempdir(), f"dltune-{os.getppid()}-"
+    if len(os.fsencode(usual)) > MAX_TMPDIR_BYTES:
+        with contextlib.suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=usual))
 
 
 def _fork() -> int:

@@ -88,8 +88,13 @@ class LoadedWorkload:
         counted = self.parts.sampler if self.parts.sampler is not None else self.parts.dataset
         try:
             return None if self.batches_are_external else len(counted)  # type: ignore[arg-type]  # many have no length
-        except (TypeError, NotImplementedError):
+        except Exception:  # an iterable dataset may raise any
             return None
+
+    @property
+    def own_bytes(self) -> int:
+        """Memory that this process has allocated since the user's code was imported."""
+        return max(0, read_smaps("self")["Anonymous"] - self.inherited_bytes)
 
     @property
     def forks_workers(self) -> bool:

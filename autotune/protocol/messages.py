@@ -57,6 +57,8 @@ class ProbeCommand(FrozenModel):
     op: Literal["probe"] = "probe"
     batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()  # of the request; empty for those of the workload
     usable_cpus: Annotated[float, Field(gt=0, le=1e6)]  # that can be kept busy, by affinity and by every quota
+    memory_bytes: Count  # budget of host memory
+    max_workers: Count
     profile: WorkloadProfile | None = None  # for role `workers`: the profile by role `main`, to be completed
     digests: dict[Count, LongText] = Field(default_factory=dict)  # of samples as role `main` read them, by index
 

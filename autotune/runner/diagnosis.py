@@ -34,7 +34,9 @@ _HARMLESS: Final = (  # errors of one call, after which the device works on
     r"invalid (?:argument|configuration argument|device ordinal|resource handle|value)|initialization error|"
     r"operation not (?:permitted|supported)|too many resources"
 )
-_NO_PICKLE: Final = r"cannot pickle|can't pickle|PicklingError|can't get attribute|Cowardly refusing to serialize"
+_NO_PICKLE: Final = (
+    r"cannot pickle|can't pickle|PicklingError|can't get (?:attribute|local object)|Cowardly refusing to serialize"
+)
 
 # Messages of failed resources and devices, as the rest of a sentence that starts with the trial; advice on the others,
 # by the words of a lost worker or a signal, and the error of the user's code
@@ -295,7 +297,7 @@ def start_error(reply: Reply, workload: WorkloadRequest) -> UsageError | Workloa
     text = f"{reply.error}\n{advice}." if advice else reply.error
     kind, _, message = text.partition(": ")
     for ours in (UsageError, WorkloadError):
-        if kind.rpartition(".")[2] == ours.__name__:
+        if kind == f"{ours.__module__}.{ours.__name__}":
             return ours(message)
     sources: dict[Stage, str] = {
         "running step": f"The training step ({workload.describe_step()}) failed on a batch",

@@ -1,12 +1,12 @@
 """Host memory, /dev/shm and time that the running trial uses, and the limits at which it must end.
 
-Cheap upper bounds are read at every tick: resident memory of the trial's processes, and how much of /dev/shm was filled
-since its start. Exact numbers cost milliseconds per process: the proportional memory (PSS) of all processes and the
-files in /dev/shm that they use. They are read at the end of a trial; a few times before if its workers may end earlier,
-which takes 1% to 2% of the CPU time of a short trial with many workers; and whenever an upper bound exceeds a budget
-that the trial may have reached since the last exact reading. From one exact reading to the next, resident memory of the
-same processes grows at most as fast as their memory: pages become shared only by a fork. What is added to /dev/shm
-meanwhile counts as the trial's.
+Cheap upper bounds are read: at every tick, how much of /dev/shm was filled since the trial's start; at every walk over
+its processes, their resident memory. Exact numbers cost milliseconds per process: the proportional memory (PSS) of all
+processes and the files in /dev/shm that they use. They are read at the end of a trial; a few times before if its
+workers may end earlier, which takes 1% to 2% of the CPU time of a short trial with many workers; and whenever an upper
+bound exceeds a budget that the trial may have reached since the last exact reading. From one exact reading to the next,
+resident memory of the same processes grows at most as fast as their memory: pages become shared only by a fork. What is
+added to /dev/shm meanwhile counts as the trial's.
 """
 
 from __future__ import annotations
@@ -112,6 +112,10 @@ class ResourceMonitor:
         self.seen.update(tree)
         return tree
 
+    def list_owners(self) -> list[int]:
+        """List the processes of the trial that have names in /dev/shm; some may have ended."""
+        return [int(name.split("_")[1]) for name in list_names(self.seen) if name.startswith("torch_")]
+
     def start_command(self, *, is_sampled: bool = True) -> None:
         """Forget the peaks of the last command, and read exact numbers during it if workers may end before it does."""
         self.peak, self._started = ResourceUsage(), time.monotonic()
@@ -128,11 +132,11 @@ class ResourceMonitor:
             processes, (memory, bound, measured) = self.list_processes(), self._measured
             self._bound = memory_upper_bound(processes)
             self._least = memory + self._bound - bound if measured.issuperset(processes) else 0
-        headroom = min(budgets.memory_bytes - self._bound - shm_bytes, budgets.shm_bytes - shm_bytes)
+        memory_left, shm_left = budgets.memory_bytes - self._bound - shm_bytes, budgets.shm_bytes - shm_bytes
         if now >= self._next_sample:
             self._next_sample, exact = self._started + SAMPLE_FACTOR * (now - self._started), True
         exact |= available_bytes < budgets.reserve_bytes
-        if exact or (headroom < 0 and now >= self._next_exact):
+        if exact or (min(memory_left, shm_left) < 0 and now >= self._next_exact):
             processes = self.list_processes()
             stopped = processes if shm_bytes > budgets.shm_bytes else ()  # else they fill more meanwhile
             try:
@@ -144,17 +148,18 @@ class ResourceMonitor:
                 signal_all(stopped, signal.SIGCONT)
             self._others_shm = max(0, filled - shm_bytes)
             self._measured = host_bytes - shm_bytes, memory_upper_bound(processes), set(processes)
-            headroom = min(budgets.memory_bytes - host_bytes, budgets.shm_bytes - shm_bytes)
+            memory_left, shm_left = budgets.memory_bytes - host_bytes, budgets.shm_bytes - shm_bytes
             seconds = time.monotonic() - now
-            self._next_exact = now + max(MIN_SECONDS, seconds, headroom / self._rate)
+            self._next_exact = now + max(MIN_SECONDS, seconds, min(memory_left, shm_left) / self._rate)
         else:
             host_bytes = self._least if self._least > budgets.memory_bytes else 0
-        wait_seconds = headroom / self._rate
-        if headroom < 0:
-            wait_seconds = min(self._next_exact - now, (budgets.memory_bytes - self._least) / self._rate)
-        self.tick_seconds = min(TICK_SECONDS, max(MIN_SECONDS, wait_seconds))
-        if is_walk:
-            self._next_walk = now + min(TREE_SECONDS, max(MIN_SECONDS, wait_seconds))
+        memory_seconds, shm_seconds = memory_left / self._rate, shm_left / self._rate
+        if min(memory_left, shm_left) < 0:
+            memory_seconds = min(self._next_exact - now, (budgets.memory_bytes - self._least) / self._rate)
+            shm_seconds = self._next_exact - now
+        self.tick_seconds = min(TICK_SECONDS, max(MIN_SECONDS, min(memory_seconds, shm_seconds)))
+        if is_walk:  # which reads nothing of /dev/shm
+            self._next_walk = now + min(TREE_SECONDS, max(MIN_SECONDS, memory_seconds))
         oom_kills = self._count_oom_kills() - self._kills_before
         usage = ResourceUsage(host_bytes, shm_bytes, shm_size, available_bytes, oom_kills)
         self.peak = self.peak.raise_peak(usage)

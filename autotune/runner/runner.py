@@ -148,7 +148,7 @@ class TrialProcess:
         if self._pidfd < 0:
             return
         self._channel.close()
-        if survivors := self._supervisor.end_trial(self.monitor.seen):
+        if survivors := self._supervisor.end_trial(self.monitor.list_owners()):
             self._progress.show_warning(describe_survivors(survivors))
         os.close(self._pidfd)
         self._pidfd = -1
@@ -212,7 +212,12 @@ class TrialRunner:
         """
         self._limits, self._ranks = budgets, 1
         self._end = self._probe_end = time.monotonic() + max_seconds
-        command = messages.ProbeCommand(batch_sizes=tuple(batch_sizes), usable_cpus=usable_cpus)
+        command = messages.ProbeCommand(
+            batch_sizes=tuple(batch_sizes),
+            usable_cpus=usable_cpus,
+            memory_bytes=budgets.memory_bytes,
+            max_workers=budgets.max_workers,
+        )
         reply = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(reply, ProbeReport):
             self._profile = reply.profile
@@ -238,7 +243,10 @@ class TrialRunner:
             return reply.profile
         self.close()
         failure = reply.error if isinstance(reply, FailureReport) else None
-        if isinstance(reply, TrialFailure) and reply.status in CODE_FAILURES:
+        if isinstance(reply, TrialFailure):
+            if reply.status not in CODE_FAILURES:
+                note = f"The data of workers was not checked: the process that started them {reply.message}."
+                return profile.model_copy(update={"notes": (*profile.notes, note)})
             failure = reply.message
         return profile.model_copy(update={"worker_failure": failure})
 

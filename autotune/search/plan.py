@@ -115,8 +115,8 @@ class Plan:
     def initial_configs(self) -> list[LoaderConfig]:
         """Return the configurations to try first, within the limits.
 
-        The baseline comes first, then the numbers of workers that the cost model suggests, then as many workers as
-        CPUs, then every other batch size.
+        The baseline comes first, then the numbers of workers that the cost model suggests, then about as many workers
+        as CPUs, then every other batch size.
         """
         counts, sizes = self.space.choices["num_workers"], self.space.choices["batch_size"]
 

@@ -128,7 +128,7 @@ def plan_space(
         notes.append(
             f"persistent_workers stays {keeps}: the dataset may change between epochs ({workload.epoch_state})"
         )
-    elif request.epochs == 1:
+    elif request.epochs == 1 and not request.is_asked("persistent_workers") and choices["num_workers"] != (0,):
         notes.append("persistent_workers is on: it has no effect with --epochs 1")
         choices["persistent_workers"] = (True,)
     choices |= {name: _restrict(name, choices[name], requested[name]) for name in requested if name != "batch_size"}

@@ -23,6 +23,7 @@ from autotune.profiles.load import compare
 from autotune.protocol.messages import ProbeCommand, ProbeReport
 from autotune.protocol.workload_profile import LinearBytes, LinearCost, WorkloadProfile
 from autotune.request import Workload
+from autotune.system.procfs import memory_upper_bound
 from tests.builders import make_config, make_workload
 
 BURNED_SECONDS = 0.05
@@ -31,7 +32,7 @@ BURN = f"import time\nwhile time.process_time() < {BURNED_SECONDS}: pass"
 
 def probe(dataset: Dataset[Any], size: int = 4, collate_fn: Any = None) -> ProbeReport:
     workload = LoadedWorkload(parts=Workload(dataset=dataset, collate_fn=collate_fn))
-    command = ProbeCommand(batch_sizes=(size,), usable_cpus=1.0)
+    command = ProbeCommand(batch_sizes=(size,), usable_cpus=1.0, memory_bytes=2**33, max_workers=64)
     return profile_workload(workload, lambda batch: None, torch.device("cpu"), command, lambda phase, batches=0: None)
 
 
@@ -100,6 +101,18 @@ def test_a_stream_is_read_for_long_enough_to_meet_its_next_shards() -> None:
     assert sum(one.wall >= 0.02 for one in times[1:]) > 3
 
 
+class Ragged(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([torch.zeros(0)] * 64)
+
+
+def test_samples_that_begin_with_an_empty_tensor_are_profiled() -> None:
+    workload = LoadedWorkload(parts=Workload(dataset=Ragged(), batched=False))
+    command = ProbeCommand(usable_cpus=1.0, memory_bytes=2**33, max_workers=64)
+    report = profile_workload(workload, lambda batch: None, torch.device("cpu"), command, lambda phase, batches=0: None)
+    assert report.profile.probe_batch_size == 1
+
+
 class Labelled(Dataset[dict[str, Any]]):
     """Returns an image of 8 bytes, and a label of 8 bytes."""
 
@@ -110,10 +123,12 @@ class Labelled(Dataset[dict[str, Any]]):
         return {"image": torch.zeros(8, dtype=torch.uint8), "label": index}
 
 
-def profile_with(step: Step, baseline: int | None = None, sizes: tuple[int, ...] = ()) -> WorkloadProfile:
+def profile_with(
+    step: Step, baseline: int | None = None, sizes: tuple[int, ...] = (), memory: int = 2**33
+) -> WorkloadProfile:
     config = None if baseline is None else make_config(batch_size=baseline)
     workload = LoadedWorkload(parts=Workload(dataset=Labelled()), baseline=config)
-    command = ProbeCommand(batch_sizes=sizes, usable_cpus=1.0)
+    command = ProbeCommand(batch_sizes=sizes, usable_cpus=1.0, memory_bytes=memory, max_workers=64)
     return profile_workload(workload, step, torch.device("cpu"), command, lambda phase, batches=0: None).profile
 
 
@@ -154,6 +169,10 @@ def test_a_guessed_batch_size_that_the_device_cannot_hold_is_left_out(error: Run
             raise error
 
     assert profile_with(step).largest_probed == 32
+
+
+def test_a_guessed_batch_size_that_exceeds_the_budget_of_memory_is_left_out() -> None:
+    assert profile_with(lambda batch: None, memory=memory_upper_bound(["self"])).largest_probed == 32
 
 
 def test_another_error_of_a_guessed_batch_size_is_raised() -> None:

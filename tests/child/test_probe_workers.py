@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch.multiprocessing import get_sharing_strategy
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 
 from autotune.child.probe_workers import (
     ReplayDataset,
@@ -60,10 +60,11 @@ class Batches(Dataset[int]):
         return [10 * index for index in indices]
 
 
-def complete(workload: LoadedWorkload, **fields: Any) -> tuple[Any, list[str]]:
+def complete(workload: LoadedWorkload, most: int = 64, memory: int = 2**33, **fields: Any) -> tuple[Any, list[str]]:
     profile = make_workload(kind=workload.kind, **fields)
     phases: list[str] = []
-    command = ProbeCommand(batch_sizes=(8,), usable_cpus=1.0, digests={0: "0", 1: "1"})
+    digests = {0: "0", 1: "1"}
+    command = ProbeCommand(usable_cpus=1.0, memory_bytes=memory, max_workers=most, digests=digests)
     return complete_profile(workload, command, profile, phases.append), phases
 
 
@@ -86,9 +87,24 @@ def test_the_samples_of_slow_datasets_are_not_checked(seconds: float, is_checked
     assert ("checking the data of workers" in phases) is is_checked
 
 
-def test_as_many_workers_start_as_the_share_of_the_cpus_calls_for(tmp_path: Path) -> None:
-    complete(load(OnlyInWorkers(), worker_init_fn=lambda worker: (tmp_path / str(worker)).touch()))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+@pytest.mark.parametrize(
+    ("limits", "workers"), [({}, 2), ({"most": 1}, 1), ({"memory": 10}, 2), ({"memory": 10, "context": "spawn"}, 1)]
+)
+def test_as_many_workers_start_as_the_cpus_and_the_limits_call_for(
+    limits: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def start(_: LoadedWorkload, count: int) -> float:
+        started.append(count)
+        return 1.0
+
+    monkeypatch.setattr("autotune.child.probe_workers.time_worker_startup", start)
+    for name in ("measure_transfer", "check_workers"):
+        monkeypatch.setattr(f"autotune.child.probe_workers.{name}", lambda workload, profile, digests=None: profile)
+    others = {name: value for name, value in limits.items() if name != "context"}
+    complete(load(OnlyInWorkers(), multiprocessing_context=limits.get("context")), **others)
+    assert max(started) == workers
 
 
 def replay(dataset: Dataset[Any], indices: list[int] | None, count: int) -> list[int]:
@@ -149,10 +165,30 @@ def test_a_file_whose_position_workers_share_is_named(is_open: bool, tmp_path: P
     path = tmp_path / "records"
     path.write_bytes(bytes(range(64)))
     dataset = Records(path, is_open=is_open)
-    command = ProbeCommand(batch_sizes=(8,), usable_cpus=2.0)
+    command = ProbeCommand(batch_sizes=(8,), usable_cpus=2.0, memory_bytes=2**33, max_workers=64)
     found = complete_profile(load(dataset), command, make_workload(notes=()), lambda phase, batches=0: None)
     assert found.shared_file == (str(path) if is_open else None)
     assert [str(path) in note for note in found.notes] == [True] * is_open
     if is_open:
         assert dataset._file is not None
         dataset._file.close()
+
+
+class Shuffled(Sampler[int]):
+    """Reads the order of samples from a file."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_text("\n".join(map(str, range(64))))
+        self.file = path.open()
+
+    def __iter__(self) -> Iterator[int]:
+        self.file.seek(0)
+        return map(int, self.file)
+
+
+def test_a_file_that_the_sampler_reads_is_not_shared_by_workers(tmp_path: Path) -> None:
+    sampler = Shuffled(tmp_path / "order.txt")
+    found, _ = complete(load(OnlyInWorkers(), sampler=sampler))
+    sampler.file.close()
+    assert found.transfer_cost != make_workload().transfer_cost
+    assert found.shared_file is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from autotune.child.loader import StoppableSampler, build_loader
 from autotune.child.stopping_rule import align_to_workers
@@ -44,6 +44,18 @@ def test_a_closed_loader_delivers_the_batches_in_flight_and_ends(workers: int) -
     assert delivered % max(1, workers) == 0
     assert 3 <= delivered <= 3 + 3 * max(1, workers)
     assert loader.index_source.closed
+
+
+class Endless(IterableDataset[int]):
+    def __len__(self) -> int:
+        raise ValueError("a stream has no length")
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+def test_a_length_that_raises_any_error_is_unknown() -> None:
+    assert wrap_dataset(Endless(), "data:make").expected_samples is None
 
 
 INDICES = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]

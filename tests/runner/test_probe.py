@@ -12,6 +12,7 @@ from autotune.progress import ProgressListener
 from autotune.protocol.messages import ProgressReport, TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
+from tests.builders import MIB
 from tests.kept_supervisor import keep_supervisor
 from tests.misbehaving import FIRST_USE_SECONDS
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
@@ -80,6 +81,13 @@ def test_workers_that_hang_in_the_probe_leave_the_profile_of_the_training_proces
         profile = runner.probe((8, 8), LIMITS)
     assert "made no progress" in (profile.worker_failure or "")
     assert profile.samples == 64
+
+
+def test_workers_that_exceed_a_budget_in_the_probe_are_reported() -> None:
+    with open_runner("make_holding") as runner:
+        profile = runner.probe((8, 8), LIMITS.model_copy(update={"memory_bytes": 300 * MIB}), 8)
+    assert profile.worker_failure is None
+    assert re.search("data of workers was not checked: .* used .* against a budget of 300 MiB", profile.notes[-1])
 
 
 def test_a_factory_may_take_longer_than_a_trial_may_make_no_progress() -> None:

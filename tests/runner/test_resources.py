@@ -129,6 +129,27 @@ def test_memory_that_the_same_processes_take_is_found_without_another_exact_read
         assert monitor.read(budgets).host_bytes - budgets.memory_bytes > 100 * MIB
 
 
+def test_a_small_budget_of_shm_does_not_have_all_processes_read_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = ResourceMonitor(os.getpid())
+    monitor.start_command()
+    walks, began = list[int](), time.monotonic()
+    monkeypatch.setattr(monitor, "list_processes", lambda: walks.append(1) or [])  # type: ignore[func-returns-value]
+    while time.monotonic() - began < 4 * TREE_SECONDS:
+        monitor.read(make_limits(memory_bytes=10**6 * GIB, shm_bytes=MIB))
+    assert monitor.tick_seconds < TREE_SECONDS / 10
+    assert len(walks) <= 8
+
+
+def test_processes_that_ended_count_only_if_they_left_a_name_in_shm() -> None:
+    monitor, path = ResourceMonitor(os.getpid()), Path("/dev/shm/torch_4194399_0_0")
+    monitor.seen |= {4194399, 4194398}
+    path.touch()
+    try:
+        assert monitor.list_owners() == [4194399]
+    finally:
+        path.unlink()
+
+
 def test_files_that_another_program_writes_to_shm_are_not_the_trials() -> None:
     monitor, path = ResourceMonitor(os.getpid()), Path("/dev/shm/nccl-dltune-test")
     path.write_bytes(b"x" * 64 * MIB)

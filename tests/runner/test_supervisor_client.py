@@ -122,6 +122,24 @@ def test_variables_that_choose_a_device_come_too_late_in_every_process(add_modul
     assert "CUDA_VISIBLE_DEVICES" not in client.noted
 
 
+@pytest.mark.slow
+def test_variables_of_the_ranks_are_not_those_of_the_users_code() -> None:
+    client = NotesEnvironment()
+    with client, open_runner("make_honest", supervisor=client, nproc_per_node=2) as runner:
+        runner.probe((8, 8), LIMITS)
+    assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & client.noted.keys()
+
+
+def test_a_variable_that_is_not_utf_8_stays_with_the_process_that_set_it(add_module: AddModule) -> None:
+    assignment = 'import os\nos.environ |= {"FOLDER": os.fsdecode(bytes([233])), "OTHER": "1"}\n'
+    add_module("sets_bytes", f"{assignment}from tests.misbehaving import make_honest")
+    client = NotesEnvironment()
+    with client, open_runner("make_honest", supervisor=client, dataset="sets_bytes:make_honest") as runner:
+        runner.probe((8, 8), LIMITS)
+    assert client.noted["OTHER"] == "1"
+    assert "FOLDER" not in client.noted
+
+
 @pytest.mark.parametrize(("variable", "is_same"), [("TORCH_LOGS", False), ("OTHER", True)])
 def test_torch_is_imported_again_with_its_variables_that_the_users_code_has_set(variable: str, is_same: bool) -> None:
     with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:

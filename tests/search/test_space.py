@@ -123,6 +123,7 @@ SOME_COMPUTING = make_workload(cpu_share=0.2, load_cost=make_cost(5e-3))
 DIFFERING = make_workload(differing_samples=2)
 DUPLICATING = make_workload(kind="iterable", workers_duplicate_data=True)
 DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 33)
+MANY = (64, 80, 96, 112, 128, 160, 192)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,7 @@ DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 33)
         ("num_workers", WAITING, {"search": {"num_workers": ValueRange(low=1, high=33)}}, DENSE),
         ("num_workers", WAITING, {"search": {"num_workers": ValueRange(low=2, high=9)}, "max_workers": 3}, (2, 3)),
         ("num_workers", WAITING, {"search": {"num_workers": (2, 4, 8)}, "max_workers": 4}, (2, 4)),
+        ("num_workers", WAITING, {"search": {"num_workers": ValueRange(low=64, high=192)}, "max_workers": 256}, MANY),
         ("num_workers", DIFFERING, {"max_workers": 2}, (0, 1, 2)),
         ("num_workers", DIFFERING, {"fixed": {"num_workers": 2}}, (2,)),
         ("num_workers", DUPLICATING, {"max_workers": 0}, (0,)),
@@ -167,6 +169,16 @@ def test_the_choices_of_a_setting_follow_from_the_workload_and_the_request(
     name: str, workload: WorkloadProfile, options: dict[str, Any], found: tuple[Any, ...]
 ) -> None:
     assert plan(make_request(**options), workload).choices[name] == found
+
+
+@pytest.mark.parametrize(
+    ("options", "is_said"),
+    [({}, True), ({"fixed": {"persistent_workers": False}}, False), ({"max_workers": 0}, False)],
+)
+def test_a_short_run_keeps_its_workers_unless_another_rule_decides(options: dict[str, Any], is_said: bool) -> None:
+    found = plan(make_request(epochs=1, **options))
+    assert any("persistent_workers is on" in note for note in found.notes) is is_said
+    assert found.choices["persistent_workers"] == (is_said,)
 
 
 @pytest.mark.parametrize(
