@@ -96,7 +96,7 @@ def measure_steady(traces: Sequence[EpochTrace], config: LoaderConfig) -> Steady
     windows = [window for trace in traces if (window := steady_window(trace, config)) is not None]
     if not windows:
         counting = [trace for trace in traces if trace.closed_after is None or trace.batches >= 2 * workers]
-        rounds = [_measure_rounds(trace, workers) for trace in counting or traces]
+        rounds = [_measure_rounds(trace, config) for trace in counting or traces]
         batches = max(1, sum(count for count, _ in rounds))
         return SteadyState(max(MIN_BATCH_SECONDS, sum(seconds for _, seconds in rounds) / batches), half_width=None)
     batches = sum(count for count, _ in windows)
@@ -117,9 +117,19 @@ def steady_window(trace: EpochTrace, config: LoaderConfig) -> tuple[int, tuple[f
     return count, trace.batch_seconds[queue - 1 : queue + count]
 
 
-def _measure_rounds(trace: EpochTrace, workers: int) -> tuple[int, float]:
+def _count_full(trace: EpochTrace, config: LoaderConfig) -> int:
+    """Return the batches of an epoch without a shorter last one, which takes less time.
+
+    If other workers load full batches meanwhile, it counts as one.
+    """
+    is_shorter = trace.samples < trace.batches * (config.dataloader.batch_size or 0)
+    return trace.batches - (is_shorter and config.dataloader.num_workers <= 1)
+
+
+def _measure_rounds(trace: EpochTrace, config: LoaderConfig) -> tuple[int, float]:
     """Return the batches of an epoch and their seconds; if it was cut short, those of the rounds that count."""
-    whole = trace.batches - trace.batches % workers
+    workers, full = max(1, config.dataloader.num_workers), _count_full(trace, config)
+    whole = full - full % workers
     if trace.closed_after is None or not whole:
         return trace.batches, trace.end_seconds
     if whole < 2 * workers:
@@ -129,7 +139,8 @@ def _measure_rounds(trace: EpochTrace, workers: int) -> tuple[int, float]:
 
 def _measure_wait(traces: Sequence[EpochTrace], config: LoaderConfig, steady: SteadyState) -> float:
     """Return the mean seconds that training waits for a batch, without the first of each worker."""
-    waits = [wait for trace in traces for wait in trace.batch_waits[max(1, config.dataloader.num_workers) :]]
+    first = max(1, config.dataloader.num_workers)
+    waits = [wait for trace in traces for wait in trace.batch_waits[first : _count_full(trace, config)]]
     if waits:
         return min(steady.batch_seconds, statistics.fmean(waits))
     seconds = max(MIN_BATCH_SECONDS, sum(trace.end_seconds for trace in traces))

@@ -142,6 +142,27 @@ def test_the_start_of_workers_is_a_small_share_of_a_long_epoch() -> None:
     assert found.wait_share == pytest.approx((2.2 + 1000 * PACE / 10) / (4.0 + 1000 * PACE))
 
 
+@pytest.mark.parametrize(
+    ("gaps", "workers", "samples"),
+    [
+        ([PACE, PACE / 32], 0, 33),
+        ([PACE, PACE, PACE / 2], 0, 80),
+        ([0.5, PACE, PACE / 2], 1, 80),
+        ([PACE, PACE, PACE, PACE], 0, 4 * 32),
+        ([0.5, 0.0, 2 * PACE, 0.0], 2, 3 * 32 + 1),
+    ],
+)
+def test_a_shorter_last_batch_is_no_full_one(gaps: list[float], workers: int, samples: int) -> None:
+    trace = make_trace(gaps, closed_after=len(gaps) - 1).model_copy(update={"samples": samples})
+    assert measure_steady([trace], make_config(workers, 4)).batch_seconds == pytest.approx(PACE)
+
+
+def test_the_wait_for_a_shorter_last_batch_is_not_that_of_others() -> None:
+    trace = make_trace([PACE, PACE / 32], closed_after=1, wait_seconds=PACE)
+    trace = trace.model_copy(update={"samples": 33, "batch_waits": (0.9 * PACE, 0.1 * PACE)})
+    assert estimate(make_measurement(trace, epoch_batches=10), make_config(0), epochs=1).wait_share > 0.9
+
+
 def test_rounds_in_which_workers_start_are_no_pace() -> None:
     first = make_trace([2.0, 0.0, 0.0, 0.0, *[PACE] * 8], closed_after=8)
     second = make_trace([2.0, 0.0, 0.0, 0.0], closed_after=1)
