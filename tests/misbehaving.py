@@ -112,6 +112,35 @@ class LazilyOpened(Honest):
         return torch.tensor(list(file.read(self._floats)))
 
 
+class SharesFile(LazilyOpened):
+    """Opens its file at once, and so shares its position with forked workers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._file = Path(__file__).open("rb", buffering=0)  # noqa: SIM115  # it stays open
+
+    def __getitem__(self, index: int) -> Any:
+        self._opened = os.getpid(), self._file
+        return super().__getitem__(index)
+
+
+class Wrapper:
+    """A loader of another library, around a DataLoader."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+def make_wrapper(batch_size: int = 8, num_workers: int = 0) -> Wrapper:
+    return Wrapper(DataLoader(SharesFile(), batch_size, num_workers=num_workers))
+
+
 def make_waiting(seconds: float = 5e-4) -> Honest:
     """Sleep for each sample: several times as many workers as CPUs are useful."""
     return Honest(act=lambda index: time.sleep(seconds))

@@ -7,9 +7,10 @@ and cached nothing of the dataset. The first use of the dataset is part of their
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import cycle, islice
@@ -27,38 +28,64 @@ from autotune.protocol.messages import ProbeCommand
 from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
 from autotune.request import Workload
 from autotune.system.machine import count_whole_cpus
-from autotune.system.procfs import read_file_positions
+from autotune.system.procfs import read_file_positions, read_received_bytes
 from autotune.units import format_seconds
 
 MAX_STARTED_WORKERS: Final = 16
 MAX_FETCH_SECONDS: Final = 0.3  # of fetching samples to transfer repeatedly
 TRANSFER_SECONDS: Final = 0.25
-SHARED_FILE: Final = (
-    "Workers share the position of {}, which the dataset opens before they are forked, so each may read what another "
-    "one has sought. Open it in the worker, in the first call of __getitem__. dltune tries no workers unless you pass "
-    "--max-workers."
+SHARED: Final = (
+    "Workers share {}, which the dataset opens before they are forked, so each may read what another one asked for. "
+    "Open it in the worker, in the first call of __getitem__. dltune tries no workers unless you pass --max-workers."
 )
+
+
+class SharedWatch:
+    """Finds files and connections that workers wrongly share: their positions move, though this process reads nothing.
+
+    Args:
+        sampler: Is iterated over in this process, and may read a file.
+    """
+
+    def __init__(self, sampler: Iterable[Any]) -> None:
+        self.found: str | None = None
+        before = _read_positions()
+        with suppress(Exception):  # of the user's sampler, as in the trials
+            list(islice(sampler, 2))
+        self._positions = _read_positions()
+        self._ignored = {one for one, at in self._positions.items() if before.get(one) != at}
+
+    def note(self) -> None:
+        """Note what was opened since, before workers are forked."""
+        self._positions |= _read_positions()
+
+    def look(self) -> None:
+        """Look for what workers have used."""
+        for one, at in _read_positions().items():
+            if one not in self._ignored and self._positions.get(one, at) != at:
+                is_file = one[1].startswith("/")
+                self.found = self.found or f"the {'position of' if is_file else 'connection to'} {one[1]}"
+
+
+def _read_positions() -> dict[tuple[str, str], int]:
+    return read_file_positions() | read_received_bytes()
 
 
 def complete_profile(
     workload: LoadedWorkload, command: ProbeCommand, profile: WorkloadProfile, on_phase: OnPhase
 ) -> WorkloadProfile:
     """Return the profile with the costs of workers and checks of their data; values that cannot be measured remain."""
-    at_start = read_file_positions()
-    with suppress(Exception):  # of the user's sampler, as in the trials
-        list(islice(workload.parts.batch_sampler or workload.parts.sampler or (), 2))
-    before = read_file_positions()
-    profile = _measure_workers(workload, command, profile, on_phase)
-    by_sampler = {file for file, at in before.items() if at_start.get(file) != at}  # which workers do not iterate over
-    after = read_file_positions()
-    moved = (file[1] for file in before.keys() - by_sampler if after.get(file, before[file]) != before[file])
-    if (file := next(moved, None)) is None:  # this process has read no sample
+    watch = SharedWatch(workload.parts.batch_sampler or workload.parts.sampler or ())
+    profile = _measure_workers(workload, command, profile, on_phase, watch)
+    watch.look()
+    if watch.found is None:
         return profile
-    return profile.model_copy(update={"shared_file": file, "notes": (*profile.notes, SHARED_FILE.format(file))})
+    notes = (SHARED.format(watch.found), *profile.notes)  # the most important one
+    return profile.model_copy(update={"shared_by_workers": watch.found, "notes": notes})
 
 
 def _measure_workers(
-    workload: LoadedWorkload, command: ProbeCommand, profile: WorkloadProfile, on_phase: OnPhase
+    workload: LoadedWorkload, command: ProbeCommand, profile: WorkloadProfile, on_phase: OnPhase, watch: SharedWatch
 ) -> WorkloadProfile:
     load_seconds = profile.load_cost.at(workload.fixed.get("batch_size") or CHECKED_BATCH)
     count = min(2 * count_whole_cpus(command.usable_cpus), MAX_STARTED_WORKERS, command.max_workers)
@@ -66,9 +93,11 @@ def _measure_workers(
         count = max(1, min(count, command.memory_bytes // (2 * workload.own_bytes + 1)))
     try:
         on_phase("starting a worker")
-        few = time_worker_startup(workload, 1)
+        few = time_worker_startup(workload, 1, watch)
+        if watch.found is not None:  # several workers would disturb each other, or hang
+            return profile
         on_phase(f"starting {count} workers")
-        slope = max(0.0, time_worker_startup(workload, count) - few) / (count - 1) if count > 1 else 0.0
+        slope = max(0.0, time_worker_startup(workload, count, watch) - few) / (count - 1) if count > 1 else 0.0
         start = LinearCost(fixed_seconds=max(0.0, few - load_seconds - slope), per_item_seconds=slope)
         profile = profile.model_copy(update={"worker_start_cost": start})
         if not workload.forks_workers and slope > 0.2:
@@ -85,14 +114,19 @@ def _measure_workers(
     return check_workers(workload, profile, command.digests)
 
 
-def time_worker_startup(workload: LoadedWorkload, workers: int) -> float:
+def time_worker_startup(workload: LoadedWorkload, workers: int, watch: SharedWatch) -> float:
     """Time an epoch of one small batch per worker, with the start and end of the workers."""
     loader = build_plain_loader(workload, CHECKED_BATCH, workers, prefetch_factor=1)
     loader.index_source.open(max_batches=workers)
+    watch.note()  # a function opens the files of each loader anew
     gc.collect()  # so that no worker copies what a full collection would touch
     started = time.perf_counter()
-    arrived = sum(1 for _ in islice(loader, workers))
+    batches = iter(loader)
+    arrived, has_workers = sum(1 for _ in islice(batches, workers)), bool(multiprocessing.active_children())
+    del batches
     seconds = time.perf_counter() - started
+    if has_workers:  # else a loader of another library may read here
+        watch.look()
     is_counted = workload.kind == "map" and loader.delivers_as_sampled
     check_batches(arrived, loader.index_source.batches if is_counted else None, earlier=None)
     return seconds

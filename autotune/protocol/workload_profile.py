@@ -120,7 +120,7 @@ class WorkloadProfile(FrozenModel):
     epoch_state: LongText | None = None  # why the dataset may differ between epochs, as in `dataset.set_epoch()`
     costly_lines: tuple[CostlyLine, ...] = ()  # most of loading in one process, the costliest first
     differing_samples: Count = 0  # compared samples that workers return differently than the training process
-    shared_file: str | None = None  # whose position forked workers share with each other
+    shared_by_workers: str | None = None  # file or connection that forked workers wrongly share
     worker_threads_cpu: Rate = 0.0  # CPU time of a worker's other threads over that of the one that loads
     worker_bytes: Count = 0  # memory of a worker that is not forked; 0 if unknown
     shards: Count | None = None  # that an iterable dataset divides among its workers; None if unknown

@@ -240,6 +240,8 @@ class TrialRunner:
         """Have another process complete a profile; if it fails, the workload may still work without workers."""
         reply = self._give(command, "workers", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(reply, ProbeReport):
+            if reply.profile.shared_by_workers is not None:
+                self.close()  # a trial without workers would read what workers have asked for
             return reply.profile
         self.close()
         failure = reply.error if isinstance(reply, FailureReport) else None

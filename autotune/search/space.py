@@ -200,7 +200,7 @@ def _plan_workers(
 ) -> tuple[tuple[int, ...], str]:
     if workload.workers_duplicate_data:
         return (0, 1)[: 1 + budgets.max_workers], "num_workers is at most 1: each worker returns all the data"
-    is_wrong = workload.differing_samples > 0 or workload.shared_file is not None
+    is_wrong = workload.differing_samples > 0 or workload.shared_by_workers is not None
     if is_wrong and request.max_workers is None and not request.is_asked("num_workers"):
         return (0,), "num_workers stays at 0: workers return different data (--max-workers searches them all the same)"
     if not machine.shm_writable:

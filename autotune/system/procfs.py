@@ -10,6 +10,9 @@ import os
 import re
 import shutil
 import signal
+import socket
+import stat
+import struct
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
@@ -27,6 +30,7 @@ MIN_EMPTY_SECONDS: Final = 0.5  # a new segment of shared memory has no content 
 STACKS_FILE: Final = "stacks"  # in the temporary folder of the trial
 THREADS_AWARE_OF_FORKS: Final = ("jemalloc_bg_thd",)  # of pyarrow: jemalloc ends it in the child, and starts it again
 
+_RECEIVED_BYTES: Final = struct.Struct("128xQ")  # `tcpi_bytes_received` of the kernel's struct tcp_info
 _SEGMENT: Final = re.compile(rf"{SHM}/(torch_\d+_\d+(?:_\d+)?)")  # not `torch_train.npy`, a file of the user
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -244,9 +248,23 @@ def read_file_positions() -> dict[tuple[str, str], int]:
     found = {}
     for descriptor in list_folder(PROC / "self" / "fd"):
         with suppress(OSError):
-            path, info = str(descriptor.readlink()), PROC / "self" / "fdinfo" / descriptor.name
+            path, info = _read_link(descriptor), PROC / "self" / "fdinfo" / descriptor.name
             flags = int(read_field(info, "flags") or "1", 8)
             is_read = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_APPEND
-            if Path(path).is_file() and is_read and not path.startswith(("/proc", "/sys")):
+            is_file = stat.S_ISREG(descriptor.stat().st_mode)  # which may have no name any more
+            if is_file and is_read and not path.startswith(("/proc", "/sys")):
                 found[descriptor.name, path] = int(read_field(info, "pos") or "0")
+    return found
+
+
+def read_received_bytes() -> dict[tuple[str, str], int]:
+    """Return the bytes received so far by the TCP connections of this process, by descriptor and peer."""
+    found = {}
+    for descriptor in list_folder(PROC / "self" / "fd"):
+        if _read_link(descriptor).startswith("socket:"):
+            with suppress(OSError, struct.error), socket.socket(fileno=os.dup(int(descriptor.name))) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    host, port, *_ = connection.getpeername()
+                    state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_BYTES.size)
+                    found[descriptor.name, f"{host}:{port}"] = _RECEIVED_BYTES.unpack(state)[0]
     return found

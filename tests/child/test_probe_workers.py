@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import socket
+import socketserver
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,7 +98,7 @@ def test_as_many_workers_start_as_the_cpus_and_the_limits_call_for(
 ) -> None:
     started: list[int] = []
 
-    def start(_: LoadedWorkload, count: int) -> float:
+    def start(_: LoadedWorkload, count: int, watch: object) -> float:
         started.append(count)
         return 1.0
 
@@ -138,7 +141,9 @@ def test_the_transfer_is_timed_with_the_default_sharing_strategy(tmp_path: Path)
 
 
 def test_a_long_start_of_workers_that_are_not_forked_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.child.probe_workers.time_worker_startup", lambda _, workers: 0.5 + 1.5 * workers)
+    monkeypatch.setattr(
+        "autotune.child.probe_workers.time_worker_startup", lambda _, workers, watch: 0.5 + 1.5 * workers
+    )
     found, _ = complete(load(OnlyInWorkers(), multiprocessing_context="spawn"))
     assert found.worker_start_cost.at(4) == pytest.approx(0.5 + 1.5 * 4, abs=0.1)
     assert found.notes[0] == "Each worker takes 1.5 s to start, since workers are not forked."
@@ -149,29 +154,73 @@ class Records(Dataset[int]):
 
     def __init__(self, path: Path, *, is_open: bool) -> None:
         self._path = path
-        self._file = path.open("rb") if is_open else None
+        self._file = path.open("rb", buffering=0) if is_open else None
 
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, index: int) -> int:
-        self._file = self._file or self._path.open("rb")
-        self._file.seek(index)
-        return self._file.read(1)[0]
+        self._file = file = self._file or self._path.open("rb", buffering=0)
+        file.seek(index)
+        return file.read(1)[0]
 
 
-@pytest.mark.parametrize("is_open", [True, False], ids=["before the fork", "in the worker"])
-def test_a_file_whose_position_workers_share_is_named(is_open: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("is_open", "is_deleted"),
+    [(True, False), (True, True), (False, False)],
+    ids=["before the fork", "deleted", "in the worker"],
+)
+def test_a_file_whose_position_workers_share_is_named(is_open: bool, is_deleted: bool, tmp_path: Path) -> None:
     path = tmp_path / "records"
     path.write_bytes(bytes(range(64)))
     dataset = Records(path, is_open=is_open)
-    command = ProbeCommand(batch_sizes=(8,), usable_cpus=2.0, memory_bytes=2**33, max_workers=64)
-    found = complete_profile(load(dataset), command, make_workload(notes=()), lambda phase, batches=0: None)
-    assert found.shared_file == (str(path) if is_open else None)
-    assert [str(path) in note for note in found.notes] == [True] * is_open
+    if is_deleted:
+        path.unlink()
+    found, phases = complete(load(dataset), notes=())
+    name = f"the position of {path}{' (deleted)' * is_deleted}"
+    assert found.shared_by_workers == (name if is_open else None)
+    assert [name in note for note in found.notes] == [True] * is_open
+    assert ("starting 2 workers" in phases) is not is_open
     if is_open:
         assert dataset._file is not None
         dataset._file.close()
+
+
+class Remote(Dataset[int]):
+    """Asks a server for numbers, by one connection or by one of each worker's own."""
+
+    def __init__(self, address: tuple[str, int], *, is_shared: bool) -> None:
+        self.address, self.connection = address, socket.create_connection(address) if is_shared else None
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        self.connection = self.connection or socket.create_connection(self.address)
+        self.connection.sendall(bytes([index]))
+        return self.connection.recv(1)[0]
+
+
+class Echo(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        while received := self.request.recv(1):
+            self.request.sendall(received)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_connection_that_workers_share_is_named(is_shared: bool) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever).start()
+        dataset = Remote(server.server_address, is_shared=is_shared)  # type: ignore[arg-type]  # as for AF_UNIX, too
+        ours, theirs = socket.socketpair()  # of another family, as the tuner's own
+        with ours, theirs:
+            found, _ = complete(load(dataset))
+        if dataset.connection is not None:
+            dataset.connection.close()
+        server.shutdown()
+    peer = f"the connection to 127.0.0.1:{server.server_address[1]}"
+    assert found.shared_by_workers == (peer if is_shared else None)
 
 
 class Shuffled(Sampler[int]):
@@ -191,4 +240,4 @@ def test_a_file_that_the_sampler_reads_is_not_shared_by_workers(tmp_path: Path) 
     found, _ = complete(load(OnlyInWorkers(), sampler=sampler))
     sampler.file.close()
     assert found.transfer_cost != make_workload().transfer_cost
-    assert found.shared_file is None
+    assert found.shared_by_workers is None

@@ -83,6 +83,14 @@ def test_workers_that_hang_in_the_probe_leave_the_profile_of_the_training_proces
     assert profile.samples == 64
 
 
+@pytest.mark.parametrize(("factory", "is_loader"), [("SharesFile", False), ("make_wrapper", True)])
+def test_a_process_whose_workers_moved_a_file_runs_no_trial_without_workers(factory: str, is_loader: bool) -> None:
+    with open_runner(factory, is_loader=is_loader) as runner:
+        profile = runner.probe((8, 8), LIMITS)
+        assert profile.shared_by_workers == f"the position of {ROOT}/tests/misbehaving.py"
+        assert runner._child is None
+
+
 def test_workers_that_exceed_a_budget_in_the_probe_are_reported() -> None:
     with open_runner("make_holding") as runner:
         profile = runner.probe((8, 8), LIMITS.model_copy(update={"memory_bytes": 300 * MIB}), 8)

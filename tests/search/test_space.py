@@ -215,7 +215,7 @@ def test_pinning_and_copying_in_advance_are_refused_without_an_effect(workload: 
         ({"kind": "iterable", "workers_duplicate_data": True}, (0, 1), "returns all the data"),
         ({"kind": "iterable", "workers_duplicate_data": True, "baseline": make_config(3, 5, 48)}, (0, 1), "at most 1"),
         ({"differing_samples": 2}, (0,), "different data"),
-        ({"shared_file": "/data/records"}, (0,), "different data"),
+        ({"shared_by_workers": "the position of /data/records"}, (0,), "different data"),
     ],
 )
 def test_the_workload_limits_the_workers_and_a_note_tells_why(
