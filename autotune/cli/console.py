@@ -154,16 +154,19 @@ class RunDisplay(ProgressListener):
         self._show_activity(f"trial {number}: {describe_config(config)}")
 
     def show_trial(self, number: int, record: TrialRecord, is_best: bool) -> None:
-        from autotune.settings import SETTINGS
+        from autotune.protocol.budgets import RESOURCES
+        from autotune.settings import SETTINGS, describe_difference
 
         self._number, result, remarks = number, record.result, list[str]()
         if record.config == self._baseline and record.config not in self._rates:
-            remarks.append(f"baseline: {'your DataLoader' if self._plan.workload.baseline else 'PyTorch defaults'}")
+            changes = describe_difference(record.config, self._plan.baseline)
+            name = "your DataLoader" if self._plan.workload.baseline else "PyTorch defaults"
+            remarks.append(f"baseline: {name}{f' with {changes}' if changes else ''}")
         elif is_best:
             remarks.append("best so far")
         if result is None:
-            over = [name for name, excess in record.constraints.items() if excess > 0]
-            reason = "workers fail" if "works" in over else f"predicted to exceed the limit of {', '.join(over)}"
+            over = [one.label for one in RESOURCES if record.constraints.get(one.name, 0) > 0]
+            reason = f"predicted to exceed the limit of {', '.join(over)}" if over else "workers fail"
             remarks.append(f"skipped: {reason}")
         elif result.status != "completed":
             remarks.append(f"failed: {result.message}")

@@ -26,7 +26,7 @@ SHM: Final = Path("/dev/shm")
 TRIAL_VARIABLE: Final = "DLTUNE_TRIAL"  # in the environment of every process of a trial: its temporary folder
 STACK_SIGNAL: Final = signal.SIGRTMIN + 10  # at which a process of a trial dumps its stacks; no other code uses it
 PF_EXITING: Final = 4  # a flag in /proc/PID/stat
-MIN_EMPTY_SECONDS: Final = 0.5  # a new segment of shared memory has no content for some microseconds
+EMPTY_SECONDS: Final = 0.5  # a new segment of shared memory has no content for some microseconds
 STACKS_FILE: Final = "stacks"  # in the temporary folder of the trial
 THREADS_AWARE_OF_FORKS: Final = ("jemalloc_bg_thd",)  # of pyarrow: jemalloc ends it in the child, and starts it again
 
@@ -174,14 +174,17 @@ def _read_link(path: Path) -> str:
 
 
 def list_empty_segments(pids: Collection[int], shm: Path = SHM) -> set[str]:
-    """Return names of these processes without content: torch leaves them where /dev/shm is full."""
-    found = set()
-    for name in list_names(pids, shm=shm):
+    """Return names of these processes that stay without content: torch leaves them where /dev/shm is full."""
+
+    def is_empty(name: str) -> bool:
         with suppress(OSError):
-            status = (shm / name).stat()
-            if name.startswith("torch_") and not status.st_blocks and time.time() - status.st_ctime > MIN_EMPTY_SECONDS:
-                found.add(name)
-    return found
+            return name.startswith("torch_") and not (shm / name).stat().st_blocks
+        return False
+
+    found = set(filter(is_empty, list_names(pids, shm=shm)))
+    if found:
+        time.sleep(EMPTY_SECONDS)  # a process of another container may have such a name, too
+    return set(filter(is_empty, found))
 
 
 def list_used_semaphores(pids: Iterable[int], proc: Path = PROC, shm: Path = SHM) -> set[str]:

@@ -16,7 +16,7 @@ from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import ProgressReport
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
-from tests.builders import make_config, make_gpu_workload, make_profile, make_result
+from tests.builders import make_config, make_gpu_workload, make_profile, make_result, make_workload
 from tests.search.formulas import make_test_plan
 
 
@@ -72,12 +72,19 @@ def test_a_failed_or_skipped_trial_is_a_row_with_the_reason(display: TimedDispla
     display.show_plan(plan_run())
     show(display, 3, make_result(make_config(8), status="shm_exhausted", message="filled /dev/shm: 64 MiB of 64 MiB"))
     assert display.read().endswith("           -            -  failed: filled /dev/shm: 64 MiB of 64 MiB\n")
-    reasons = {"memory": "predicted to exceed the limit of memory", "works": "workers fail"}
+    reasons = {"memory": "predicted to exceed the limit of host memory", "works": "workers fail"}
     for name, words in reasons.items():
         limits = {"shm": -0.5, name: 0.2}
         skipped = TrialRecord(config=make_config(8), samples_per_second=950.0, constraints=limits)
         display.show_trial(3, skipped, is_best=False)
         assert display.read().splitlines()[-1].endswith(f"skipped: {words}")
+
+
+def test_a_first_trial_with_another_batch_size_than_the_users_says_so(display: TimedDisplay) -> None:
+    own = make_workload(baseline=make_config(2, batch_size=32))
+    display.show_plan(make_test_plan(own, fixed={}, search={"batch_size": (8, 64)}))
+    show(display, 1, make_result(make_config(2, batch_size=8), 200.0))
+    assert "baseline: your DataLoader with batch_size=8" in display.read()
 
 
 @pytest.mark.parametrize(("config", "rows"), [(make_config(2), 0), (make_config(8), 1)])

@@ -129,11 +129,14 @@ def test_resource_trackers_clean_up(package: str, tmp_path: Path) -> None:
 def test_names_without_content_remain_of_a_full_shm(tmp_path: Path) -> None:
     make_segment(tmp_path, "torch_12_1_0")
     make_segment(tmp_path, "torch_12_1_1", pages=0)
+    assert list_empty_segments({12}, tmp_path) == {"torch_12_1_1"}
+    assert list_empty_segments({1}, tmp_path) == set()
+
+
+def test_a_name_that_gets_content_meanwhile_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_segment(tmp_path, "torch_12_1_1", pages=0)
+    monkeypatch.setattr("time.sleep", lambda seconds: make_segment(tmp_path, "torch_12_1_1"))
     assert list_empty_segments({12}, tmp_path) == set()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autotune.system.procfs.MIN_EMPTY_SECONDS", -1.0)
-        assert list_empty_segments({12}, tmp_path) == {"torch_12_1_1"}
-        assert list_empty_segments({1}, tmp_path) == set()
 
 
 def test_tensors_and_files_of_other_processes_and_known_names_are_left_out(tmp_path: Path) -> None:
