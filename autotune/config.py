@@ -43,12 +43,13 @@ LongText = Annotated[str, AfterValidator(_shorten)]  # for people, shortened in 
 
 
 def check_json(value: Any) -> Any:
-    """Return a value that JSON can represent; else raise ValueError."""
+    """Return a value as JSON represents it, or raise ValueError if it cannot."""
     try:
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the values must be representable in JSON ({error})") from None
-    return value
+    return json.loads(text)
 
 
 JsonDict = Annotated[dict[str, Any], AfterValidator(check_json)]

@@ -21,7 +21,7 @@ from autotune.system.software import read_start_method_in_force
 
 Target = TypeVar("Target")
 SWITCH: Final = "DLTUNE_AUTOPILOT"
-LISTENERS: Final[list[Callable[[Any], object]]] = []  # called with each loader whose tuning begins
+CHOOSERS: Final[list[Callable[[Any, Callable[[], Autopilot]], Autopilot]]] = []  # of the state of a loader: a new one?
 _METHODS: Final = ("train_dataloader", "get_train_dataloader")  # of Lightning, and of transformers
 
 
@@ -33,9 +33,8 @@ def _iterate(loader: Any) -> Iterator[Any]:
             options.show(f"not tuned: {reason}.")
             loader.__class__ = type(loader).__bases__[0]
             return iter(loader)
-        loader.autopilot_state = Autopilot(loader, options)
-        for listener in LISTENERS:
-            listener(loader)
+        make = partial(Autopilot, loader, options)
+        loader.autopilot_state = CHOOSERS[-1](loader, make) if CHOOSERS else make()
     state: Autopilot = loader.autopilot_state
     return state.start_epoch(loader)
 
@@ -93,18 +92,37 @@ def is_switched_off() -> bool:
     return bool(switch)
 
 
-def attach(loader: DataLoader[Any], options: Options) -> None:
-    """Give a loader a class with the autopilot; libraries that copy the loader by its class copy it, too."""
+def attach(loader: Any, options: Options) -> None:
+    """Give a loader a class with the autopilot; libraries that copy the loader by its class copy it, too.
+
+    Raises:
+        TypeError: The user's class of loaders cannot be derived from.
+    """
     cls = type(loader)
-    if not hasattr(cls, "autopilot_options"):
+    if hasattr(cls, "autopilot_options"):
+        loader.autopilot_options = options
+        if loader.autopilot_state is not None:
+            loader.autopilot_state.use(options)
+    else:
         members: dict[str, Any] = {
             "__module__": cls.__module__,
             "__qualname__": cls.__qualname__,
             "__doc__": cls.__doc__,
         }
-        members |= {"__iter__": _iterate, "__reduce_ex__": _reduce}
+        members |= {"__iter__": _iterate, "__reduce_ex__": _reduce, "_iterator": property(_find_workers, _end_workers)}
         members |= {"autopilot_options": options, "autopilot_state": None}
         loader.__class__ = type(cls.__name__, (cls,), members)
+
+
+def _find_workers(loader: Any) -> Autopilot | None:
+    """Return what has the persistent workers of a loader between two epochs, in place of torch's iterator."""
+    return loader.autopilot_state if loader.persistent_workers else None
+
+
+def _end_workers(loader: Any, _iterator: None) -> None:
+    """End them, as Lightning asks for after training."""
+    if loader.autopilot_state is not None:
+        loader.autopilot_state.end_workers()
 
 
 def _reduce(loader: Any, _protocol: int) -> tuple[Any, ...]:
@@ -141,8 +159,9 @@ def _attach_all(given: Any, options: Options) -> bool:
 
 def explain_refusal(loader: DataLoader[Any], cls: Any) -> str:
     """Return why the workers of a loader of the user's class cannot change in an epoch; empty if they can."""
-    if cls.__iter__ is not DataLoader.__iter__ or cls._get_iterator is not DataLoader._get_iterator:
-        return f"{cls.__name__} overrides __iter__"
+    for name in ("__iter__", "_get_iterator"):
+        if getattr(cls, name) is not getattr(DataLoader, name):
+            return f"{cls.__name__} overrides {name}"
     if isinstance(loader.dataset, IterableDataset):
         return "an IterableDataset divides its samples among the workers"
     if not getattr(loader, "in_order", True):

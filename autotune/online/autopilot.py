@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 from autotune.errors import UsageError
 from autotune.online.controller import Controller
 from autotune.online.epoch import Epoch, EpochIterator
-from autotune.online.group import WorkerGroup, WorkerSettings, wait_for_ending_workers
+from autotune.online.group import WorkerGroup, WorkerSettings, find_start_method, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
 from autotune.online.model import Window
 from autotune.online.result import find_start, read_facts, save_result
+from autotune.online.shared_state import WATCHED_LOADS
 from autotune.online.worker import WorkerCounters
 from autotune.system.software import read_local_rank, read_local_world_size
 from autotune.units import parse_budget
@@ -40,6 +41,8 @@ WATCH_SECONDS: Final = 30.0  # a window after it has converged
 WATCH_STEPS: Final = 16  # between two readings of the counters then, which take some time
 PAUSE_SECONDS: Final = 0.2  # between two batches, in which the training validates or saves, not steps
 PAUSE_STEPS: Final = 5.0  # and this many times the mean step
+RECURRING_PAUSES: Final = 3  # in a window, from which on they are part of the steps
+MAX_PERIOD_SECONDS: Final = 12.0  # of the window in which the next recurring pause must come
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,12 @@ class Autopilot:
     def __init__(self, loader: DataLoader[Any], options: Options) -> None:
         self._options, self._processes = options, read_local_world_size()
         self._path = None if options.profile is None else Path(options.profile)
-        self._limits = limits = WorkerLimits(options.max_memory, options.max_workers, self._processes)
+        self._limits = limits = WorkerLimits(
+            options.max_memory,
+            options.max_workers,
+            self._processes,
+            are_forked=find_start_method(loader) == "fork",
+        )
         own = WorkerSettings(loader.num_workers, loader.prefetch_factor or 2)
         self._facts = read_facts(loader, self._processes)
         start = None if self._path is None else find_start(self._path, self._facts)
@@ -97,20 +105,35 @@ class Autopilot:
         self._started = time.perf_counter()
         self._short_seconds = SHORT_EPOCH_SECONDS if loader.persistent_workers else SHORT_STARTED_EPOCH_SECONDS
         self._counters = WorkerCounters()
-        self._epoch: Epoch | None = None
+        self._epoch: Epoch | None = None  # whose batches count
+        self._iterator: weakref.ref[EpochIterator] | None = None  # over it
+        self._latest: weakref.ref[Epoch] | None = None  # that was started
         self._kept: list[WorkerGroup] = []  # persistent workers between two epochs
         self._seeds: torch.Generator | None = None  # of persistent workers
         self._total = self._offset = Window()  # counts at the end of the epoch before; what to subtract in this one
         self._began: Window | None = None  # counts at the start of the window
         self._drift = ""  # what to say of it when it has converged again
+        self._pauses, self._has_recurring_pauses = 0, False  # of the window
         self._due = self._warm_up = 0  # batches of the epoch: until the next decision, and before a window
         self._longest = 0  # batches of an epoch
+        self._has_checked = False  # what workers would share with this process
         self._has_short_epochs = self._is_resuming = self._is_changing = self._has_reported = False
         self._follow(loader)
 
     def _follow(self, loader: DataLoader[Any]) -> None:
         self._loader = weakref.ref(loader)
         weakref.finalize(loader, _end_all, self._kept)
+
+    def end_workers(self) -> None:
+        """End persistent workers between two epochs, as `_shutdown_workers` of torch's iterator does."""
+        _end_all(self._kept)
+        self._seeds = None
+
+    _shutdown_workers = end_workers
+
+    def use(self, options: Options) -> None:
+        """Report as these options say from now on."""
+        self._options = options
 
     def continue_with(self, loader: DataLoader[Any]) -> bool:
         """Tune a loader that takes the place of an equal one, which no longer exists; return whether it is one."""
@@ -123,7 +146,14 @@ class Autopilot:
 
     def start_epoch(self, loader: DataLoader[Any]) -> EpochIterator:
         """Start an epoch with the settings that are best so far."""
+        before = None if self._iterator is None else self._iterator()
+        if before is not None and (loader.persistent_workers or not before.is_needed):  # else the training may go on
+            before.end()
         clock = Window(0, time.perf_counter(), 0.0, time.process_time(), *self._counters.total())
+        if self._epoch is not None:  # a look at a batch
+            epoch = Epoch(loader, self.controller.settings, self.controller.own, self._counters, self._limits)
+            self._latest = weakref.ref(epoch)
+            return EpochIterator(epoch, self._before_batch, self._after_epoch)
         self._offset = clock.since(self._total)  # the time between two epochs does not count
         if self._has_short_epochs and not self._is_changing:  # windows are whole epochs, with what starting them takes
             if self._began is not None and self._is_long(window := self._total.since(self._began)):
@@ -138,18 +168,22 @@ class Autopilot:
                 self.controller.settings = WorkerSettings(most, prefetch) if most else own
             if workers > most or (loader.persistent_workers and workers):
                 self._began = None  # only their first epoch starts them
-        epoch = Epoch(loader, self.controller.settings, own, self._counters, self._limits, kept, self._seeds)
+        is_unchecked = not (own.workers or kept or self._has_checked) and self.controller.settings.workers > 0
+        settings = own if is_unchecked else self.controller.settings  # the first batches show what workers would share
+        epoch = Epoch(loader, settings, own, self._counters, self._limits, kept, self._seeds)
         self._seeds = epoch.seeds if loader.persistent_workers else None
         epoch.wait_seconds = time.perf_counter() - clock.seconds
         are_kept = sum(one.settings.workers for one in kept if one.settings.prefetch == prefetch) == workers
-        self._epoch, self._is_changing = epoch, bool(kept) and not are_kept
+        self._epoch, self._is_changing = epoch, is_unchecked or (bool(kept) and not are_kept)
         if self._is_changing:
             self._began = None
         self._warm_up = max(epoch.drawn or self.controller.settings.batches, WARM_UP_STEPS)
         is_whole = self._has_short_epochs and not self._is_changing
-        self._due = sys.maxsize if is_whole else self._warm_up
+        self._due = sys.maxsize if is_whole else WATCHED_LOADS if is_unchecked else self._warm_up
         self._is_resuming = not is_whole and self._began is not None
-        return EpochIterator(epoch, self._before_batch, self._after_epoch)
+        iterator = EpochIterator(epoch, self._before_batch, self._after_epoch)
+        self._latest, self._iterator = weakref.ref(epoch), weakref.ref(iterator)
+        return iterator
 
     def _limit_workers(self, prefetch: int, kept: int) -> int:
         """Return the most workers within the limits; in short epochs, further ones than batches would get none."""
@@ -168,21 +202,22 @@ class Autopilot:
     def _before_batch(self, epoch: Epoch) -> None:
         if epoch.failure and not self.controller.failure:
             self._fail(epoch.failure)
+        if self._epoch is None and self._latest is not None and self._latest() is epoch:
+            self._follow_epoch(epoch)
         if epoch is not self._epoch:
             return
         if self._due == sys.maxsize and not self._is_short(epoch):  # though the one before was, or was left early
             self._has_short_epochs = False
             self._restart_window(epoch)
-        if self._is_pause(epoch):  # it does not count
-            cpu_seconds = time.process_time() - epoch.returned_cpu_seconds
-            pause = Window(0, time.perf_counter() - epoch.returned_at, 0, cpu_seconds)
-            self._offset = Window(*map(operator.add, self._offset, pause))
+        is_pause = self._is_pause(epoch)
+        if is_pause:
+            self._count_pause(epoch)
         if epoch.delivered < self._due:
             return
         if self._is_changing:
             self._change(epoch)
         elif self._began is None:
-            self._began, self._due = self._read(epoch), epoch.delivered + 1
+            self._began, self._due, self._pauses = self._read(epoch), epoch.delivered + 1, 0
         elif self._is_resuming:  # the window of the epoch before, without the start of this one
             start = self._read(epoch).since(self._total)
             self._offset = Window(*map(operator.add, self._offset, start))
@@ -190,10 +225,20 @@ class Autopilot:
         else:
             least = WATCH_STEPS if self.controller.has_converged else 1
             self._due = epoch.delivered + max(self.controller.settings.workers, least)  # whole rounds of workers
-            if self._is_long(window := self._read(epoch).since(self._began)):
+            window = self._read(epoch).since(self._began)
+            if self._has_recurring_pauses and not is_pause and window.seconds < MAX_PERIOD_SECONDS:
+                self._due = epoch.delivered + 1
+            elif self._is_long(window):
+                self._has_recurring_pauses &= is_pause
                 self._close_window(window)
                 self._due = epoch.delivered
                 self._before_batch(epoch)
+
+    def _follow_epoch(self, epoch: Epoch) -> None:
+        """Count the batches of an epoch from now on, which was started before the training left another one."""
+        self._offset = Window()
+        self._offset = self._read(epoch).since(self._total)
+        self._epoch, self._is_changing, self._due, self._has_short_epochs = epoch, True, epoch.delivered, False
 
     def _is_pause(self, epoch: Epoch) -> bool:
         pause = time.perf_counter() - epoch.returned_at
@@ -201,6 +246,21 @@ class Autopilot:
             return False
         window = self._read(epoch).since(self._began)
         return pause * (window.batches - 1) > PAUSE_STEPS * (window.seconds - pause)
+
+    def _count_pause(self, epoch: Epoch) -> None:
+        """Leave a pause out of the window, unless pauses recur: then a window consists of whole periods.
+
+        A GPU may be given many steps ahead, until one step waits for all of them.
+        """
+        self._pauses += 1
+        if self._pauses == RECURRING_PAUSES and not self.controller.has_converged:
+            self._has_recurring_pauses, self._pauses = True, 1
+        if not self._has_recurring_pauses:
+            cpu_seconds = time.process_time() - epoch.returned_cpu_seconds
+            pause = Window(0, time.perf_counter() - epoch.returned_at, 0, cpu_seconds)
+            self._offset = Window(*map(operator.add, self._offset, pause))
+        elif self._pauses == 1:
+            self._began = self._read(epoch)
 
     def _is_long(self, window: Window) -> bool:
         controller = self.controller
@@ -215,7 +275,7 @@ class Autopilot:
         controller, self._began = self.controller, None
         before, last, drifts = controller.settings, controller.final_window, controller.drifts
         if (excess := self._limits.measure_workers()) and before != controller.own:
-            self._fail(excess)
+            self._fail(f"added workers failed ({excess})")
             if self._epoch is not None:
                 self._epoch.fall_back(excess)
             else:
@@ -238,7 +298,7 @@ class Autopilot:
 
     def _change(self, epoch: Epoch) -> None:
         if (changed := epoch.change(self.controller.settings)) is not None:
-            self.controller.settings, self._is_changing = changed, False
+            self.controller.settings, self._is_changing, self._has_checked = changed, False, True
             self._restart_window(epoch)
 
     def _read(self, epoch: Epoch) -> Window:
@@ -248,7 +308,8 @@ class Autopilot:
 
     def _after_epoch(self, epoch: Epoch) -> None:
         self._kept.extend(epoch.kept)
-        self._longest = max(self._longest, epoch.drawn)
+        if epoch.is_whole:
+            self._longest = max(self._longest, epoch.drawn)
         if epoch is self._epoch:
             self._epoch, self._total, self._has_short_epochs = None, self._read(epoch), self._is_short(epoch)
 
@@ -279,7 +340,7 @@ class Autopilot:
         controller = self.controller
         (workers, prefetch), (own, own_prefetch) = controller.settings, controller.own
         if controller.failure:
-            return f"added workers failed ({controller.failure}); training continues with num_workers={own}."
+            return f"{controller.failure}; training continues with num_workers={own}."
         now = controller.final_window
         if now is None:
             return f"has not converged; num_workers={workers} at the end."

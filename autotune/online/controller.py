@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from autotune.online.group import WorkerSettings
@@ -68,8 +69,11 @@ class Controller:
         """The window of the user's settings; predicted if they were not measured, None if that is not possible."""
         if self.own in self.windows or self.costs is None:
             return self.windows.get(self.own)
-        rate = self.costs.predict(self.own.workers, self.cpus)
-        return Window(batches=rate, seconds=1.0, wait_seconds=1.0 - rate * self.costs.step)
+        costs, now = self.costs, self.windows.get(self.settings)
+        if now is not None and now.busy_cpus > PREFETCH_CPU_SHARE * self.cpus:
+            costs = replace(costs, waiting=0.0)  # for CPUs, not for a disk or a network
+        rate = costs.predict(self.own.workers, self.cpus)
+        return Window(batches=rate, seconds=1.0, wait_seconds=1.0 - rate * costs.step)
 
     def fail(self, reason: str) -> None:
         """Return to the user's settings, and try no others: added workers failed."""
@@ -130,7 +134,7 @@ class Controller:
             are_blocked = busy < BLOCKED_SHARE and window.busy_cpus < PREFETCH_CPU_SHARE * cpus
             if are_blocked and prefetch < MAX_PREFETCH and workers <= self._limit(2 * prefetch, 0):
                 tries.append(WorkerSettings(workers, 2 * prefetch))
-            elif workers == max(one.workers for one in self.windows):
+            elif most > workers == max(one.workers for one in self.windows):
                 tries.append(WorkerSettings(min(most, math.ceil(1.3 * workers)), prefetch))
         are_crowded = window.busy_cpus > BUSY_CPU_SHARE * cpus and workers > cpus  # then the model cannot tell
         fewer = math.floor(workers / (1.5 if are_crowded else 1.25))

@@ -12,7 +12,10 @@ batches. If they cannot be started, the groups that run load all batches.
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,12 +31,13 @@ from autotune.online.group import (
     Slot,
     WorkerGroup,
     WorkerSettings,
+    find_start_method,
     start_quietly,
     wait_for_ending_workers,
 )
 from autotune.online.limits import WorkerLimits
 from autotune.online.worker import TimedIndices, WorkerCounters, start_worker
-from autotune.system.software import read_start_method_in_force
+from autotune.system.software import is_library, read_start_method_in_force
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -73,6 +77,7 @@ class Epoch:
         self.wait_seconds, self.returned_at, self.returned_cpu_seconds = 0.0, time.perf_counter(), time.process_time()
         self.started_at = self.returned_at
         self.kept: list[WorkerGroup] = []  # persistent workers after the end
+        self.is_whole = False  # its sampler has ended, and all batches are delivered
         self.failure = ""  # of added workers
         self._last_free = -1  # the last slot that may be free
         self._is_too_late = False  # to start workers in this epoch
@@ -110,8 +115,12 @@ class Epoch:
         if self._first is not None:
             settings, self._first = self._first, None
             if settings.workers and settings != self._own:
-                self.failure = self._limits.shared.explain(self.loader, 0)
+                self.failure = self._explain()
             self._add(self._own if self.failure else settings, [])
+
+    def _explain(self) -> str:
+        reason = self._limits.shared.explain(self.loader, self.delivered)
+        return reason and f"no workers are added: {reason}"
 
     def change(self, settings: WorkerSettings) -> WorkerSettings | None:
         """Change the workers at a boundary between batches; those that are not needed end, or are idle in their group.
@@ -127,7 +136,7 @@ class Epoch:
         is_prefetch_higher = any(one.settings.prefetch < settings.prefetch for one in before)
         if settings != self._own and (started < most or is_prefetch_higher):
             most = min(most, self._limits.most_workers(settings.prefetch, 0 if is_prefetch_higher else started))
-            self.failure = self.failure or self._limits.shared.explain(self.loader, self.delivered)
+            self.failure = self.failure or self._explain()
             if self.failure or (most < settings.workers and most <= _count(before)):
                 return WorkerSettings(_count(before), before[0].settings.prefetch)
         lead = 0
@@ -158,30 +167,36 @@ class Epoch:
             group = group or next((one for one in self._list_open() if not one.settings.workers), None)
             if group is None:
                 break
-            returned = group.returned
+            returned, is_here = group.returned, not group.settings.workers
+            if is_here:
+                self._limits.shared.begin_load(self.loader.dataset)
             try:
                 batch = group.load()
             except StopIteration:  # of the sampler, if batches are loaded one by one in this process
                 break
             except BaseException as error:
-                if group.is_own or not isinstance(error, Exception):
+                if group.is_own or not _is_of_workers(error):
                     if group.returned != returned:
                         self._finish_head(group, began)
                     raise
                 patience = self.loader.timeout or HANG_SECONDS
-                if not str(error).startswith("DataLoader timed out") or time.perf_counter() - began >= patience:
+                if not str(error).startswith("DataLoader timed out"):
                     self.fall_back(_describe(error))
+                elif time.perf_counter() - began >= patience:
+                    self.fall_back(f"they returned no batch for {patience:g} s")
                 continue
+            if is_here:
+                self._limits.shared.end_load(self.loader.dataset, batch)
             self._finish_head(group, began)
             if self.delivered <= INSPECTED_BATCHES:
                 self._limits.measure_batch(batch)
             return batch
-        end, self._source_end = self._source_end, StopIteration
+        end, self._source_end, self.is_whole = self._source_end, StopIteration, True
         raise end
 
     def fall_back(self, reason: str) -> None:
         """End added workers at once, and have a group of the user's own settings load their batches."""
-        self.failure, self._first = self.failure or reason, None
+        self.failure, self._first = self.failure or f"added workers failed ({reason})", None
         replacement = WorkerGroup(self._own, self._take, is_own=True)
         for slot in self._queue:
             if slot.group is None or not slot.group.is_own:
@@ -266,6 +281,7 @@ class Epoch:
         share = settings.batches
         whole = share + sum(one.pending for one in others) if share else 0
         self._last_free = self.drawn + lead + whole - 1
+        is_starting = False
         try:
             with suppress(StopIteration):  # the epoch has fewer
                 for at in range(-lead, whole):
@@ -273,6 +289,7 @@ class Epoch:
                     if at >= 0 and (at + 1) * share // whole > at * share // whole:
                         group.plan(slot)
             if group.planned or not share or not self._groups:
+                is_starting = True
                 self._start(group)
             elif self.drawn > lead + 2 * whole:
                 self._is_too_late = True
@@ -281,11 +298,13 @@ class Epoch:
         except Exception as error:
             if group.is_own and not self._groups:
                 raise
-            self.failure = self.failure or _describe(error)
+            self.failure = self.failure or f"added workers failed ({_describe(error)})"
             for slot in self._queue:
                 slot.group = None if slot.group is group else slot.group
             if not self._groups:
                 self.fall_back(self.failure)
+            if is_starting and not _is_of_workers(error):
+                raise
             return False
         return True
 
@@ -309,7 +328,8 @@ class Epoch:
         others: dict[str, Any] = {}
         if workers:
             group.first_worker = 0 if group.is_own else self.started_workers
-            begun = group.first_worker, time.perf_counter()
+            parent = os.getpid() if find_start_method(given) == "fork" else 0
+            begun = parent, group.first_worker, time.perf_counter()
             start = partial(start_worker, given.worker_init_fn, collects_garbage, *begun)
             # Persistent, so that the end of the epoch does not wait for the workers to end.
             others = {"prefetch_factor": prefetch, "persistent_workers": True, "worker_init_fn": start}
@@ -333,8 +353,18 @@ def _count(groups: list[WorkerGroup]) -> int:
     return sum(one.settings.workers for one in groups)
 
 
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+def _is_of_workers(error: BaseException) -> bool:
+    """Return whether workers caused an error; that of a signal handler of the script ends in its own code."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, OSError) or (isinstance(error, Exception) and is_library(frame.f_code.co_filename))
+
+
+def _describe(error: BaseException) -> str:
+    """Return type and text of an error, of a worker's own one if torch sends it with its traceback."""
+    lines = str(error).strip().splitlines() or [""]
+    if lines[0].startswith("Caught "):
+        return lines[-1]
+    return f"{type(error).__name__}: {lines[0]}"
 
 
 class EpochIterator:
@@ -351,25 +381,48 @@ class EpochIterator:
     ) -> None:
         self._epoch, self._before_batch, self._after_end = epoch, before_batch, after_end
         self._has_ended = False
+        self._length: int | None = None  # after the end
 
     def __iter__(self) -> EpochIterator:
         return self
 
     def __len__(self) -> int:
-        return len(self._epoch.loader)
+        if (length := self._count()) is None:
+            raise TypeError("the sampler has no length")
+        return length
+
+    def _count(self) -> int | None:
+        with suppress(TypeError, NotImplementedError):
+            return self._length if self._has_ended else len(self._epoch.loader)
+        return None
 
     def __next__(self) -> Any:
+        if self._has_ended:
+            raise StopIteration
         self._before_batch(self._epoch)
         try:
             return self._epoch.next_batch()
         except StopIteration:
-            self._end()
+            self.end()
             raise
 
-    def _end(self) -> None:
+    @property
+    def is_needed(self) -> bool:
+        """Whether the training may take further batches; some loops take `len(loader)` of them and see no end."""
+        length = self._count()
+        return not self._has_ended and (length is None or self._epoch.delivered < length)
+
+    def end(self) -> None:
+        """End the workers, or keep those of persistent ones, and take no further batches."""
         if not self._has_ended:
-            self._has_ended = True
+            self._epoch.is_whole |= not self.is_needed
+            self._length, self._has_ended = self._count(), True
             self._epoch.end()
             self._after_end(self._epoch)
+            del self._epoch.loader  # the training may make an equal one while it holds this iterator
 
-    __del__ = _end
+    _shutdown_workers = end  # as of torch's iterator
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # at exit, multiprocessing ends the workers
+            self.end()

@@ -25,8 +25,9 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 
 from autotune.online.worker import TimedIndices
+from autotune.system.software import read_start_method_in_force
 
-HANG_SECONDS: Final = 120.0  # after which added workers that return nothing have failed, if the loader has no `timeout`
+HANG_SECONDS: Final = 60.0  # after which added workers that return nothing have failed, if the loader has no `timeout`
 END_SECONDS: Final = 5.0  # the longest that new workers wait for ending ones
 _STARTING: Final = threading.RLock()  # one thread at a time
 ITERATORS: Final[weakref.WeakSet[Any]] = weakref.WeakSet()  # of all groups that have workers
@@ -138,10 +139,16 @@ class WorkerGroup:
         if threading.main_thread().is_alive():  # at exit, multiprocessing ends them
             thread = threading.Thread(target=_shut_down, args=(ending,))  # no daemon: Python waits for it at exit
             _ENDING[thread] = ending
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no thread is left
+                _shut_down(ending, thread)
+            except BaseException:  # Ctrl-C
+                _ENDING.pop(thread, None)
+                raise
 
 
-def _shut_down(ending: list[Any]) -> None:
+def _shut_down(ending: list[Any], thread: threading.Thread | None = None) -> None:
     try:
         ending[1]._shutdown_workers()  # letting go of it is not enough: the traceback of an error may hold it
         for worker in ending[1]._workers:
@@ -149,13 +156,13 @@ def _shut_down(ending: list[Any]) -> None:
             worker.join(END_SECONDS)
     finally:
         ending.clear()
-        del _ENDING[threading.current_thread()]
+        _ENDING.pop(thread or threading.current_thread(), None)
 
 
 def wait_for_ending_workers() -> None:
     """Wait until workers that load nothing more have ended, so that new ones do not need memory at the same time."""
     deadline = time.monotonic() + END_SECONDS
-    for thread in list(_ENDING):
+    for thread in [one for one in _ENDING if one.ident is not None]:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
@@ -212,6 +219,12 @@ class GroupLoader(DataLoader[Any]):
         """Accept any number."""
 
 
+def find_start_method(loader: DataLoader[Any]) -> str:
+    """Return the start method of a loader's workers."""
+    method: str = getattr(loader.multiprocessing_context, "get_start_method", read_start_method_in_force)()
+    return method
+
+
 def list_workers() -> list[Any]:
     """Return the living workers of all groups; the training may have other child processes."""
     started = {worker for iterator in ITERATORS for worker in iterator._workers}
@@ -230,19 +243,22 @@ os.register_at_fork(after_in_child=_disown)
 
 
 @contextmanager
-def _defer_interrupt() -> Iterator[None]:
-    """Handle Ctrl-C after workers were forked: Python discards the exception of a handler that runs within a fork."""
-    before, received = signal.getsignal(signal.SIGINT), list[int]()
-    if not callable(before) or threading.current_thread() is not threading.main_thread():
+def _defer_signals() -> Iterator[None]:
+    """Call Python handlers of signals after workers were forked: Python discards what they raise within a fork."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    handlers = {number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
+    received = list[int]()
+    for number in handlers:
+        signal.signal(number, lambda number, _: received.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if received:
-            signal.raise_signal(signal.SIGINT)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for one in dict.fromkeys(received):
+            signal.raise_signal(one)
 
 
 @contextmanager
@@ -253,7 +269,7 @@ def start_quietly(*, is_own: bool) -> Iterator[bool]:
     them dies, at worst between taking a lock and releasing it. `next` still raises that error.
     """
     signals: Any = signal_handling
-    with _STARTING, _defer_interrupt():
+    with _STARTING, _defer_signals():
         register, is_collecting = signals._set_worker_pids, gc.isenabled()
         gc.disable()
         try:

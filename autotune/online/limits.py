@@ -10,7 +10,7 @@ from autotune.online.group import list_workers
 from autotune.online.shared_state import SharedState
 from autotune.profiles.device_prefetch import find_tensors
 from autotune.profiles.schema import MAX_SEARCHED_WORKERS
-from autotune.system.machine import AvailableMemory, read_machine, read_shm
+from autotune.system.machine import AvailableMemory, count_whole_cpus, read_machine, read_shm
 from autotune.system.procfs import PROC, list_folder, list_used_segments, read_smaps
 from autotune.units import format_bytes, parse_budget
 
@@ -31,13 +31,17 @@ class WorkerLimits:
         max_memory: Host memory for workers: a share of what is available, such as `80%`, or a size.
         max_workers: The most workers in any case.
         processes: Training processes on this host, which share it.
+        are_forked: Whether workers are forked; others import torch and the script again, which keeps a CPU busy.
     """
 
-    def __init__(self, max_memory: str = "80%", max_workers: int | None = None, processes: int = 1) -> None:
+    def __init__(
+        self, max_memory: str = "80%", max_workers: int | None = None, processes: int = 1, *, are_forked: bool = True
+    ) -> None:
         machine = read_machine()
         self.cpus = min(machine.usable_cpus, machine.of_host(processes).per_rank(processes).usable_cpus)
         self._max_memory, self._processes = max_memory, processes
-        self._most = max(MAX_SEARCHED_WORKERS, int(2 * self.cpus)) if max_workers is None else max_workers
+        usual = max(MAX_SEARCHED_WORKERS, int(2 * self.cpus)) if are_forked else 2 * count_whole_cpus(self.cpus)
+        self._most = usual if max_workers is None else max_workers
         self._nofile = machine.nofile_limit
         self._memory = AvailableMemory()
         self._batch_bytes = self._batch_tensors = self._typical_bytes = 0

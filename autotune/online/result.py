@@ -176,7 +176,7 @@ def _configure(facts: LoaderFacts, settings: WorkerSettings) -> LoaderConfig:
 
 def find_bottleneck(window: Window, controller: Controller) -> Bottleneck:
     """Return what limits a window: the step, the CPUs that load, or the time that samples wait."""
-    if window.wait_share < COMPUTE_BOUND_WAIT_SHARE or controller.costs is None:
+    if window.wait_share < COMPUTE_BOUND_WAIT_SHARE:
         return "step"
-    is_busy = window.busy_cpus > BUSY_CPU_SHARE * controller.cpus
-    return "cpu" if is_busy or controller.costs.worker_cpu >= controller.costs.waiting else "io"
+    costs, is_busy = controller.costs, window.busy_cpus > BUSY_CPU_SHARE * controller.cpus
+    return "cpu" if is_busy or (costs is not None and costs.worker_cpu >= costs.waiting) else "io"

@@ -20,7 +20,7 @@ from typing import Any, Final
 from torch.utils.data import DataLoader, get_worker_info
 
 from autotune.errors import DltuneError, UsageError
-from autotune.online.attach import LISTENERS, attach, explain_refusal, is_switched_off
+from autotune.online.attach import CHOOSERS, attach, explain_refusal, is_switched_off
 from autotune.online.autopilot import Autopilot, Options
 from autotune.online.controller import MIN_WAIT_SHARE
 from autotune.online.group import GroupLoader
@@ -54,7 +54,8 @@ def run_script(script: str, arguments: Sequence[str], options: Options, *, is_mo
         path = Path(script).absolute()
         if not os.path.isfile(path):  # noqa: PTH113  # False, not an error, if its folder may not be read
             raise UsageError(f"{script} is not a file. Run: dltune run train.py ARGS.")
-        sys.path[0] = str(path.resolve().parent)
+        if not sys.flags.safe_path:
+            sys.path[0] = str(path.resolve().parent)
     main.__file__, vars(main)["__builtins__"] = str(path), builtins
     sys.modules["__main__"], sys.argv[:] = main, [script, *arguments]
     with nullcontext() if is_switched_off() else tune_all_loaders(options):
@@ -103,8 +104,8 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
 
     @wraps(iterate)
     def attach_and_iterate(loader: Any) -> Iterator[Any]:
-        if get_worker_info() is not None or isinstance(loader, GroupLoader):
-            return iterate(loader)
+        if get_worker_info() is not None or isinstance(loader, GroupLoader) or os.getpid() != process:
+            return iterate(loader)  # of a process that the script has forked, too
         place = loader.__dict__.get(_PLACE) or find_place()  # a copy has none
         if reason := explain_refusal(loader, type(loader)):
             if place not in refused:
@@ -113,23 +114,29 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
             return refused[place].iterate(lambda: iterate(loader))
         with suppress(Exception):  # one line may make several loaders, and make each again in every epoch
             place += f" ({len(loader.dataset):,} samples)"
-        attach(loader, replace(options, place=place))
+        try:
+            attach(loader, replace(options, place=place))
+        except TypeError as error:
+            options.show(f"{place}: not tuned: {error}.")
+            return iterate(loader)
         return iter(loader)
 
-    def note_state(loader: Any) -> None:
+    def choose_state(loader: Any, make: Callable[[], Autopilot]) -> Autopilot:
         place = loader.autopilot_options.place or loader.__dict__.get(_PLACE, type(loader).__name__)
         if place in tuned and tuned[place].continue_with(loader):  # it is made again in every epoch
-            loader.autopilot_state = tuned[place]
-        elif place not in tuned or not tuned[place].controller.has_converged:
-            tuned[place] = loader.autopilot_state
+            return tuned[place]
+        state = make()
+        if place not in tuned or not tuned[place].controller.has_converged:
+            tuned[place] = state
+        return state
 
-    LISTENERS.append(note_state)
+    CHOOSERS.append(choose_state)
     DataLoader.__init__ = init_and_note  # type: ignore[method-assign,assignment]  # of all classes of loaders
     DataLoader.__iter__ = attach_and_iterate  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        LISTENERS.remove(note_state)
+        CHOOSERS.remove(choose_state)
         DataLoader.__init__ = init  # type: ignore[method-assign]
         DataLoader.__iter__ = iterate  # type: ignore[method-assign,assignment]
         if os.getpid() == process:  # not a child that the script has forked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import gc
 import io
@@ -9,13 +10,17 @@ import itertools
 import os
 import socket
 import stat
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing.connection import _ConnectionBase
+from multiprocessing.reduction import ForkingPickler
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.system.procfs import read_file_positions
+import torch
+
+from autotune.system.procfs import read_file_positions, read_sent_bytes
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -23,6 +28,9 @@ if TYPE_CHECKING:
 MAX_OBJECTS: Final = 100_000  # of a dataset that are looked at: 0.1 s
 MAX_ENTRIES: Final = 1000  # of a container
 MIN_GROWTH: Final = 3  # entries; a file that is opened at the first sample may add one
+WATCHED_LOADS: Final = 3  # of the first batches: reading the connections takes 30 us
+_File = tuple[str, str]  # descriptor and path
+_SIMPLE: Final = (bool, int, float, str)
 _SKIPPED: Final = (type, ModuleType, FunctionType, CodeType, FrameType)
 _GROWING: Final[tuple[Any, ...]] = (dict, list, set, deque)
 
@@ -35,29 +43,72 @@ class SharedState:
     """
 
     def __init__(self) -> None:
-        self._positions: dict[tuple[str, str], int] | None = read_file_positions()
+        self._files: dict[_File, int] | None = read_file_positions()  # that are open before the first batch
         self._sizes: list[tuple[Any, int]] | None = None  # containers of the dataset, and their entries
+        self._loads = 0  # so far, of which the first are watched closely
+        self._before: tuple[dict[_File, int], dict[_File, int], dict[str, Any]] = {}, {}, {}
+        self._read, self._unsendable = set[_File](), ""  # files that loading reads; why no worker could send a batch
+        self._used = Counter[str]()  # connections and attributes that loads used, and how many
 
     def note(self, loader: DataLoader[Any]) -> None:
         """Note the state before the training process first loads batches itself."""
-        if self._positions is None:
-            self._positions = read_file_positions()
+        if self._files is None:
+            self._files = read_file_positions()
         if self._sizes is None:
             containers = (one for one in _list_objects(loader.dataset) if issubclass(type(one), _GROWING))
             self._sizes = [(one, _count_entries(one)) for one in containers]
 
+    def begin_load(self, dataset: Any) -> None:
+        """Note what loading a batch in the training process may use."""
+        is_close = self._loads < WATCHED_LOADS
+        sent, attributes = (read_sent_bytes(), _read_attributes(dataset)) if is_close else ({}, {})
+        self._before = self._read_positions(), sent, attributes
+
+    def end_load(self, dataset: Any, batch: Any) -> None:
+        """Note what loading the batch has used, and whether a worker could send it."""
+        if not self._loads:
+            try:
+                _BatchPickler(io.BytesIO()).dump(batch)
+            except Exception as error:
+                self._unsendable = f"a worker could not send a batch ({error})"
+        positions, sent, attributes = self._before
+        self._read.update(file for file, at in self._read_positions().items() if positions.get(file, at) != at)
+        if self._loads < WATCHED_LOADS:
+            now, changed = read_sent_bytes(), _read_attributes(dataset)
+            used = (f"share the connection to {one[1]}" for one, at in now.items() if sent.get(one, at) != at)
+            self._used.update(used)
+            same = attributes.keys() & changed.keys()
+            self._used.update(f"change copies of `{one}`" for one in same if attributes[one] != changed[one])
+        self._loads += 1
+
+    def _read_positions(self) -> dict[_File, int]:
+        found = {}
+        for file in self._files or ():
+            with suppress(OSError):  # it is closed
+                found[file] = os.lseek(int(file[0]), 0, os.SEEK_CUR)
+        return found
+
     def explain(self, loader: DataLoader[Any], batches: int) -> str:
         """Return why no workers may be forked, after loading so many batches; empty if they may."""
-        before, self._positions = self._positions, None
+        known, self._files = self._files, None
         sizes, self._sizes = self._sizes or [], None
-        if before is None:  # the workers that run may load in this way already
+        if known is None:  # the workers that run may load in this way already
             return ""
         for file, position in read_file_positions().items():
-            if position != before.get(file, 0):
-                advice = "open it in the first call of __getitem__" if file in before else "start with num_workers=1"
+            if file not in known:
+                is_shared = position > 0 and _is_read_only(int(file[0]))
+            else:  # the user's workers, too, may read it
+                is_shared = file in self._read or (loader.num_workers > 0 and position != known[file])
+            if is_shared:
+                advice = "open it in the first call of __getitem__" if file in known else "start with num_workers=1"
                 return f"workers would share the position of {file[1]}; {advice}"
+        if self._unsendable:
+            return self._unsendable
         if loader.num_workers:  # whose `worker_init_fn` may connect again
             return ""
+        for used, loads in self._used.items():
+            if loads > 1:  # the first use may connect, or prepare the dataset
+                return f"workers would {used}; to tune all the same, start with num_workers=1"
         if any(_count_entries(one) - size >= max(MIN_GROWTH, batches) for one, size in sizes):
             return "the dataset keeps what it loads, and each worker would have a cache of its own"
         if any(map(_is_connection, _list_objects(loader.dataset))):
@@ -65,8 +116,28 @@ class SharedState:
         return ""
 
 
+class _BatchPickler(ForkingPickler):
+    """Pickles a batch as for another process, but for its tensors."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
+
+
+def _is_read_only(descriptor: int) -> bool:
+    with suppress(OSError):
+        return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    return False
+
+
+def _read_attributes(dataset: Any) -> dict[str, Any]:
+    """Return the numbers and texts that a dataset has as attributes."""
+    return {name: value for name, value in getattr(dataset, "__dict__", {}).items() if type(value) in _SIMPLE}
+
+
 def _count_entries(one: Any) -> int:
-    """Return the length of a container without calling code of the user's own class."""
+    """Return the length of a container without calling code of the user's own class; of a list, what is not None."""
+    if type(one) is list:
+        return len(one) - one.count(None)
     return next(int(kind.__len__(one)) for kind in _GROWING if issubclass(type(one), kind))
 
 
@@ -80,8 +151,7 @@ def _list_objects(root: Any) -> Iterator[Any]:
         if kind in {*_GROWING, tuple}:
             found = list(itertools.islice(one.values() if kind is dict else one, MAX_ENTRIES))
         else:
-            methods = () if kind.__module__ == "builtins" else vars(kind).values()
-            found = [each for each in methods if type(each) is functools._lru_cache_wrapper] + gc.get_referents(one)
+            found = [*_list_shared(kind), *gc.get_referents(one)]
         for each in found:
             may_grow = gc.is_tracked(each) or type(each) is dict  # one of numbers and text is not tracked
             is_new = may_grow and id(each) not in seen and not issubclass(type(each), _SKIPPED)
@@ -90,9 +160,18 @@ def _list_objects(root: Any) -> Iterator[Any]:
                 queue.append(each)
 
 
+def _list_shared(kind: type) -> Iterator[Any]:
+    """Yield caches and containers of a class, and global ones that its methods name."""
+    for member in () if kind.__module__ == "builtins" else list(vars(kind).values()):
+        named = [member]
+        if type(member) is FunctionType:
+            named = [member.__globals__.get(name) for name in member.__code__.co_names]
+        yield from (one for one in named if type(one) in (functools._lru_cache_wrapper, *_GROWING))
+
+
 def _is_connection(one: Any) -> bool:
     """Return whether an object is an open socket or pipe, other than the standard streams."""
-    if not issubclass(type(one), socket.socket | io.FileIO):
+    if not issubclass(type(one), socket.socket | io.FileIO | _ConnectionBase):
         return False
     with suppress(OSError, ValueError):  # it is closed
         mode = os.fstat(one.fileno()).st_mode

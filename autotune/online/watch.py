@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from autotune.online.autopilot import Stats, print_sentence
 from autotune.profiles.load import select_profile
+from autotune.system.software import read_local_rank
 
 STATS_SECONDS: Final = 10.0
 MIN_SLOW_SECONDS: Final = 30.0  # of windows in a row, before a sentence is printed
@@ -98,7 +99,8 @@ class WaitMeter:
             return
         self._slow_seconds += seconds
         self._slow_steps += steps
-        if not self._has_warned and self._slow_seconds >= MIN_SLOW_SECONDS and self._slow_steps >= MIN_SLOW_STEPS:
+        is_due = not self._has_warned and read_local_rank() == 0
+        if is_due and self._slow_seconds >= MIN_SLOW_SECONDS and self._slow_steps >= MIN_SLOW_STEPS:
             self._has_warned = True
             predicted = f"{self._predicted_rate:.3g} ({self._predicted_low:.3g} at least)"
             below = f", below the predicted {predicted}" if is_below else ""
@@ -119,6 +121,9 @@ class _Wrapper:
 
     def __len__(self) -> int:
         return len(self._wrapped)
+
+    def __bool__(self) -> bool:
+        return bool(self._wrapped)
 
 
 class WatchedIterator(_Wrapper):

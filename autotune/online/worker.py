@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
 import time
 from collections.abc import Callable
@@ -76,7 +77,7 @@ def _receive(pickled: bytes) -> Any:
 
 
 def start_worker(
-    init: Callable[[int], Any] | None, collects_garbage: bool, first: int, started: float, worker_id: int
+    init: Callable[[int], Any] | None, collects_garbage: bool, parent: int, first: int, started: float, worker_id: int
 ) -> None:
     """Give a worker an id that is unique among all groups, then call the user's `worker_init_fn` with it.
 
@@ -85,10 +86,13 @@ def start_worker(
     Args:
         init: The user's function.
         collects_garbage: Whether the training process does; it does not while it starts workers.
+        parent: Process ID of the training if it forks workers, else 0.
         first: Workers of the groups before.
         started: When the group was started, of `time.perf_counter`.
         worker_id: Its number in its group.
     """
+    if parent and os.getppid() != parent:  # it has ended meanwhile, and torch would wait for another parent
+        os._exit(1)
     gc.freeze()
     if collects_garbage:
         gc.enable()

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from autotune.config import Count, Cpus, FrozenModel, StartMethod
 from autotune.system.cgroups import list_memory_limits, read_available, read_cpu_quota
@@ -28,7 +31,7 @@ class Accelerator(FrozenModel):
 class Hardware(FrozenModel):
     """The hardware that a profile was measured on."""
 
-    gpu: str | None  # name of the accelerator; None on a machine without one
+    gpu: Annotated[str, Field(pattern=r"\S")] | None  # name of the accelerator; None on a machine without one
     gpu_count: Count  # accelerators of that name
     cpu: str | None  # model of the CPU; None if unknown
     usable_cpus: Cpus  # the smaller of affinity and every cgroup quota

@@ -31,6 +31,7 @@ STACKS_FILE: Final = "stacks"  # in the temporary folder of the trial
 THREADS_AWARE_OF_FORKS: Final = ("jemalloc_bg_thd",)  # of pyarrow: jemalloc ends it in the child, and starts it again
 
 _RECEIVED_BYTES: Final = struct.Struct("128xQ")  # `tcpi_bytes_received` of the kernel's struct tcp_info
+_SENT_BYTES: Final = struct.Struct("200xQ")  # `tcpi_bytes_sent`, since Linux 4.19
 _SEGMENT: Final = re.compile(rf"{SHM}/(torch_\d+_\d+(?:_\d+)?)")  # not `torch_train.npy`, a file of the user
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -247,9 +248,11 @@ def list_names(pids: Collection[int], known: Collection[str] = (), shm: Path = S
 
 
 def read_file_positions() -> dict[tuple[str, str], int]:
-    """Return the positions of the files that this process has open to read, by descriptor and path."""
+    """Return the positions of the files that this process has open to read, but stdin, by descriptor and path."""
     found = {}
     for descriptor in list_folder(PROC / "self" / "fd"):
+        if descriptor.name in ("0", "1", "2"):
+            continue
         with suppress(OSError):
             path, info = _read_link(descriptor), PROC / "self" / "fdinfo" / descriptor.name
             flags = int(read_field(info, "flags") or "1", 8)
@@ -262,12 +265,21 @@ def read_file_positions() -> dict[tuple[str, str], int]:
 
 def read_received_bytes() -> dict[tuple[str, str], int]:
     """Return the bytes received so far by the TCP connections of this process, by descriptor and peer."""
+    return _read_tcp_info(_RECEIVED_BYTES)
+
+
+def read_sent_bytes() -> dict[tuple[str, str], int]:
+    """Return the bytes sent so far by the TCP connections of this process, by descriptor and peer."""
+    return _read_tcp_info(_SENT_BYTES)
+
+
+def _read_tcp_info(field: struct.Struct) -> dict[tuple[str, str], int]:
     found = {}
     for descriptor in list_folder(PROC / "self" / "fd"):
         if _read_link(descriptor).startswith("socket:"):
             with suppress(OSError, struct.error), socket.socket(fileno=os.dup(int(descriptor.name))) as connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6):
                     host, port, *_ = connection.getpeername()
-                    state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_BYTES.size)
-                    found[descriptor.name, f"{host}:{port}"] = _RECEIVED_BYTES.unpack(state)[0]
+                    state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, field.size)
+                    found[descriptor.name, f"{host}:{port}"] = field.unpack(state)[0]
     return found
