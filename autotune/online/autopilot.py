@@ -125,9 +125,11 @@ class Autopilot:
         weakref.finalize(loader, _end_all, self._kept)
 
     def end_workers(self) -> None:
-        """End persistent workers between two epochs, as `_shutdown_workers` of torch's iterator does."""
+        """End persistent workers after an epoch, as `_shutdown_workers` of torch's iterator does."""
+        self._end_delivered_epoch()
         _end_all(self._kept)
         self._seeds = None
+        wait_for_ending_workers()
 
     _shutdown_workers = end_workers
 
@@ -146,9 +148,7 @@ class Autopilot:
 
     def start_epoch(self, loader: DataLoader[Any]) -> EpochIterator:
         """Start an epoch with the settings that are best so far."""
-        before = None if self._iterator is None else self._iterator()
-        if before is not None and (loader.persistent_workers or not before.is_needed):  # else the training may go on
-            before.end()
+        self._end_delivered_epoch(is_replaced=loader.persistent_workers)
         clock = Window(0, time.perf_counter(), 0.0, time.process_time(), *self._counters.total())
         if self._epoch is not None:  # a look at a batch
             epoch = Epoch(loader, self.controller.settings, self.controller.own, self._counters, self._limits)
@@ -184,6 +184,12 @@ class Autopilot:
         iterator = EpochIterator(epoch, self._before_batch, self._after_epoch)
         self._latest, self._iterator = weakref.ref(epoch), weakref.ref(iterator)
         return iterator
+
+    def _end_delivered_epoch(self, *, is_replaced: bool = False) -> None:
+        """End the epoch whose batches are all delivered; with persistent workers, also one that another replaces."""
+        before = None if self._iterator is None else self._iterator()
+        if before is not None and (is_replaced or not before.is_needed):  # else the training may go on with it
+            before.end()
 
     def _limit_workers(self, prefetch: int, kept: int) -> int:
         """Return the most workers within the limits; in short epochs, further ones than batches would get none."""
@@ -253,14 +259,14 @@ class Autopilot:
         A GPU may be given many steps ahead, until one step waits for all of them.
         """
         self._pauses += 1
-        if self._pauses == RECURRING_PAUSES and not self.controller.has_converged:
+        if self._pauses == RECURRING_PAUSES and not (self._has_recurring_pauses or self.controller.has_converged):
             self._has_recurring_pauses, self._pauses = True, 1
-        if not self._has_recurring_pauses:
+        if self._has_recurring_pauses and self._pauses == 1:
+            self._began = self._read(epoch)
+        elif not self._has_recurring_pauses:
             cpu_seconds = time.process_time() - epoch.returned_cpu_seconds
             pause = Window(0, time.perf_counter() - epoch.returned_at, 0, cpu_seconds)
             self._offset = Window(*map(operator.add, self._offset, pause))
-        elif self._pauses == 1:
-            self._began = self._read(epoch)
 
     def _is_long(self, window: Window) -> bool:
         controller = self.controller

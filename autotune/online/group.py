@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import itertools
 import multiprocessing
@@ -15,7 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -240,6 +241,19 @@ def _disown() -> None:
 
 
 os.register_at_fork(after_in_child=_disown)
+
+
+@atexit.register
+def _end_at_exit() -> None:
+    """Have the workers of iterators that the script still holds end themselves, and so remove their files."""
+    iterators, deadline = [one for one in ITERATORS if not one._shutdown], time.monotonic() + END_SECONDS
+    for iterator in iterators:
+        iterator._workers_done_event.set()
+        for number in range(len(iterator._workers)):
+            with suppress(Exception):  # it has ended
+                iterator._mark_worker_as_unavailable(number, shutdown=True)
+    for worker in (one for iterator in iterators for one in iterator._workers):
+        worker.join(max(0.0, deadline - time.monotonic()))
 
 
 @contextmanager
