@@ -106,7 +106,7 @@ class Autopilot:
         self._short_seconds = SHORT_EPOCH_SECONDS if loader.persistent_workers else SHORT_STARTED_EPOCH_SECONDS
         self._counters = WorkerCounters()
         self._epoch: Epoch | None = None  # whose batches count
-        self._iterator: weakref.ref[EpochIterator] | None = None  # over it
+        self._iterators: weakref.WeakSet[EpochIterator] = weakref.WeakSet()  # that the training holds
         self._latest: weakref.ref[Epoch] | None = None  # that was started
         self._kept: list[WorkerGroup] = []  # persistent workers between two epochs
         self._seeds: torch.Generator | None = None  # of persistent workers
@@ -126,7 +126,7 @@ class Autopilot:
 
     def end_workers(self) -> None:
         """End persistent workers after an epoch, as `_shutdown_workers` of torch's iterator does."""
-        self._end_delivered_epoch()
+        self._end_epochs()
         _end_all(self._kept)
         self._seeds = None
         wait_for_ending_workers()
@@ -148,12 +148,12 @@ class Autopilot:
 
     def start_epoch(self, loader: DataLoader[Any]) -> EpochIterator:
         """Start an epoch with the settings that are best so far."""
-        self._end_delivered_epoch(is_replaced=loader.persistent_workers)
+        self._end_epochs(are_replaced=loader.persistent_workers)
         clock = Window(0, time.perf_counter(), 0.0, time.process_time(), *self._counters.total())
         if self._epoch is not None:  # a look at a batch
-            epoch = Epoch(loader, self.controller.settings, self.controller.own, self._counters, self._limits)
-            self._latest = weakref.ref(epoch)
-            return EpochIterator(epoch, self._before_batch, self._after_epoch)
+            return self._iterate(
+                Epoch(loader, self.controller.settings, self.controller.own, self._counters, self._limits)
+            )
         self._offset = clock.since(self._total)  # the time between two epochs does not count
         if self._has_short_epochs and not self._is_changing:  # windows are whole epochs, with what starting them takes
             if self._began is not None and self._is_long(window := self._total.since(self._began)):
@@ -181,15 +181,18 @@ class Autopilot:
         is_whole = self._has_short_epochs and not self._is_changing
         self._due = sys.maxsize if is_whole else WATCHED_LOADS if is_unchecked else self._warm_up
         self._is_resuming = not is_whole and self._began is not None
-        iterator = EpochIterator(epoch, self._before_batch, self._after_epoch)
-        self._latest, self._iterator = weakref.ref(epoch), weakref.ref(iterator)
+        return self._iterate(epoch)
+
+    def _iterate(self, epoch: Epoch) -> EpochIterator:
+        self._latest, iterator = weakref.ref(epoch), EpochIterator(epoch, self._before_batch, self._after_epoch)
+        self._iterators.add(iterator)
         return iterator
 
-    def _end_delivered_epoch(self, *, is_replaced: bool = False) -> None:
-        """End the epoch whose batches are all delivered; with persistent workers, also one that another replaces."""
-        before = None if self._iterator is None else self._iterator()
-        if before is not None and (is_replaced or not before.is_needed):  # else the training may go on with it
-            before.end()
+    def _end_epochs(self, *, are_replaced: bool = False) -> None:
+        """End epochs whose batches are all delivered; with persistent workers, also those that another one replaces."""
+        for iterator in list(self._iterators):
+            if are_replaced or not iterator.is_needed:  # else the training may go on with it
+                iterator.end()
 
     def _limit_workers(self, prefetch: int, kept: int) -> int:
         """Return the most workers within the limits; in short epochs, further ones than batches would get none."""
@@ -244,7 +247,9 @@ class Autopilot:
         """Count the batches of an epoch from now on, which was started before the training left another one."""
         self._offset = Window()
         self._offset = self._read(epoch).since(self._total)
-        self._epoch, self._is_changing, self._due, self._has_short_epochs = epoch, True, epoch.delivered, False
+        self._epoch, self._is_changing = epoch, epoch.settings != self.controller.settings
+        self._is_resuming = not self._is_changing and self._began is not None
+        self._due, self._has_short_epochs = epoch.delivered + self._warm_up * self._is_resuming, False
 
     def _is_pause(self, epoch: Epoch) -> bool:
         pause = time.perf_counter() - epoch.returned_at

@@ -69,8 +69,8 @@ class Controller:
         """The window of the user's settings; predicted if they were not measured, None if that is not possible."""
         if self.own in self.windows or self.costs is None:
             return self.windows.get(self.own)
-        costs, now = self.costs, self.windows.get(self.settings)
-        if now is not None and now.busy_cpus > PREFETCH_CPU_SHARE * self.cpus:
+        costs, last = self.costs, next(reversed(self.windows.values()), None)
+        if last is not None and last.busy_cpus > PREFETCH_CPU_SHARE * self.cpus:
             costs = replace(costs, waiting=0.0)  # for CPUs, not for a disk or a network
         rate = costs.predict(self.own.workers, self.cpus)
         return Window(batches=rate, seconds=1.0, wait_seconds=1.0 - rate * costs.step)

@@ -71,6 +71,7 @@ class Epoch:
         seeds: torch.Generator | None = None,
     ) -> None:
         self.loader, self._own, self._counters, self._limits = loader, own, counters, limits
+        self.settings = settings  # at the start
         self._groups = list[WorkerGroup]()
         self._queue = deque[Slot]()  # those without a group are free: any group may take them
         self.drawn = self.started_workers = self.delivered = 0  # batches, workers, batches

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import io
 import multiprocessing
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from autotune.checking import check
 from autotune.errors import UsageError
 from autotune.online.attach import autopilot
-from autotune.online.autopilot import print_sentence
+from autotune.online.autopilot import Stats, print_sentence
 from autotune.online.group import WorkerSettings, wait_for_ending_workers
 from autotune.online.model import Window
 from autotune.online.result import find_start, read_hardware
@@ -472,3 +474,90 @@ def test_persistent_workers_end_with_their_loader() -> None:
     del loader
     wait_for_ending_workers()
     assert len(multiprocessing.active_children()) == before
+
+
+def test_a_look_at_a_batch_neither_limits_the_workers_nor_ends_the_tuning() -> None:
+    loader: Any = autopilot(DataLoader(Waiting(0.002, 8000), 8), None, quiet=True)
+    next(iter(loader))
+    for position, _ in enumerate(loader):
+        if position == 2:
+            next(iter(loader))
+        if loader.autopilot_state.controller.has_converged:
+            break
+    assert loader.autopilot_state.controller.settings.workers > 1
+
+
+def take_as_lightning(loader: Any, epochs: int) -> list[set[Any]]:
+    """Take all batches of each epoch, and see no end; return the workers of each."""
+    workers, iterator = [], iter(loader)
+    for _ in range(epochs):
+        iterator = iter(loader)  # the one before still lives
+        for _ in range(len(loader)):
+            next(iterator)
+        workers.append(set(multiprocessing.active_children()))
+    return workers
+
+
+def test_an_epoch_whose_batches_are_all_taken_has_ended() -> None:
+    loader: Any = autopilot(DataLoader(Waiting(0.004, 64), 8), None, quiet=True)
+    take_as_lightning(loader, 40)
+    assert len(loader.autopilot_state.controller.windows) > 2
+
+
+def test_persistent_workers_stay_if_the_loop_sees_no_end_and_end_as_lightning_asks() -> None:
+    before = set(multiprocessing.active_children())
+    loader: Any = autopilot(DataLoader(Waiting(), 8, num_workers=2, persistent_workers=True), None, quiet=True)
+    workers = [found - before for found in take_as_lightning(loader, 3)]
+    assert workers == [workers[0]] * 3
+    assert loader._iterator is not None
+    loader._iterator = None
+    assert set(multiprocessing.active_children()) <= before
+    assert len(list(loader)) == 8
+    loader._iterator._shutdown_workers()
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_a_loop_that_starts_anew_without_an_end_is_tuned() -> None:
+    loader: Any = autopilot(DataLoader(Waiting(0.004, 3200), 8), None, quiet=True)
+    iterator = iter(loader)
+    for step in range(4000):
+        if step % 300 == 299:
+            iterator = iter(loader)  # while the one before still lives
+        next(iterator)
+        if loader.autopilot_state.controller.has_converged:
+            break
+    assert loader.autopilot_state.controller.has_converged
+
+
+def test_pauses_that_recur_are_part_of_the_steps() -> None:
+    """A GPU that takes 20 ms for each step, for which the loop waits every 20 steps."""
+    stats: list[Stats] = []
+    loader: Any = autopilot(DataLoader(Waiting(0.004, 3200), 1), None, quiet=True, on_stats=stats.append)
+    ends_at = time.perf_counter()
+    for step, _ in enumerate(loader, 1):
+        ends_at = max(ends_at, time.perf_counter()) + 0.02
+        if step % 20 == 0:
+            time.sleep(max(0.0, ends_at - time.perf_counter()))
+        if len(stats) == 2:
+            break
+    assert all(40 < one["data/batches_per_second"] < 60 for one in stats)
+
+
+def test_a_second_call_changes_where_results_are_reported() -> None:
+    first, second = list[Stats](), list[Stats]()
+    loader: Any = autopilot(DataLoader(Waiting(0.002, 800), 8), None, quiet=True, on_stats=first.append)
+    autopilot(loader, None, quiet=True, on_stats=second.append)
+    list(loader)
+    assert not first
+    assert second
+
+
+def test_an_ended_iterator_does_not_hold_its_loader() -> None:
+    loader = autopilot(DataLoader(Waiting(), 8, num_workers=1), None, quiet=True)
+    iterator, found = iter(loader), weakref.ref(loader)
+    assert len(list(iterator)) == len(iterator) == 8
+    del loader
+    wait_for_ending_workers()
+    gc.collect()
+    assert found() is None
+    assert list(iterator) == []

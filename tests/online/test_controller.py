@@ -138,3 +138,18 @@ def test_a_training_that_ends_early_keeps_the_best_so_far(windows: int, workers:
     controller.finish()
     assert controller.has_converged is (workers is not None)
     assert workers is None or controller.settings.workers >= workers
+
+
+def test_what_busy_cpus_delay_is_not_predicted_to_delay_the_training_process() -> None:
+    controller = Controller(WorkerSettings(0, 2), WorkerSettings(4, 2), CPUS, no_limit)
+    costs = BatchCosts(waiting=0.1, worker_cpu=0.03, main_cpu=0.002, step=0.004)  # of four workers on two CPUs
+    controller.add(Window(50.0, 1.0, 0.8, 0.2, 50.0, 50 * 0.13, 50 * 0.034))
+    assert controller.costs is not None
+    assert controller.own_window is not None
+    assert controller.own_window.rate > 3 * costs.predict(0, CPUS)
+
+
+def test_a_limit_below_the_users_workers_proposes_no_fewer_because_training_waits() -> None:
+    controller = Controller(WorkerSettings(4, 2), WorkerSettings(4, 2), CPUS, lambda prefetch, kept: 1)
+    controller.add(Window(50.0, 1.0, 0.8, 0.1, 50.0, 4.0, 0.4))
+    assert controller.settings.workers == 4

@@ -22,7 +22,7 @@ from autotune.online.attach import autopilot
 from autotune.online.epoch import Epoch
 from autotune.online.group import WorkerSettings, start_quietly, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
-from autotune.online.worker import WorkerCounters
+from autotune.online.worker import WorkerCounters, start_worker
 from tests.online.test_epoch import (
     indices_of,
     iterate,
@@ -248,3 +248,60 @@ def test_workers_that_grow_beyond_the_memory_budget_end(own: int) -> None:
             wait_until(lambda: len(set(list_children()) - before) == 2 * own)  # of the user, ending ones and new ones
 
     assert indices_of(list(iterate(epoch, change))) == indices_of(list(make_loader(0, "in order")))
+
+
+class PreemptedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("is_starting", [False, True], ids=["while it waits for a batch", "while workers start"])
+def test_an_error_of_a_signal_handler_ends_the_training(is_starting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def preempt(*_: object) -> None:
+        raise PreemptedError
+
+    before, fork = signal.signal(signal.SIGALRM, preempt), os.fork
+
+    def signal_and_fork() -> int:
+        signal.raise_signal(signal.SIGALRM)
+        return fork()
+
+    epoch = make_epoch(DataLoader(Failing(0, list, seconds=0.02), 8))
+
+    def change(epoch: Epoch) -> None:
+        if epoch.delivered == 2:
+            if is_starting:
+                monkeypatch.setattr("os.fork", signal_and_fork)
+            epoch.change(FOUR)
+        elif epoch.delivered == 4:
+            signal.setitimer(signal.ITIMER_REAL, 0.03)
+
+    try:
+        with pytest.raises(PreemptedError):
+            list(iterate(epoch, change))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert not epoch.failure or is_starting
+
+
+def test_a_thread_that_cannot_start_ends_no_later_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loader = autopilot(DataLoader(Failing(2, list), 8, num_workers=2), None, quiet=True)
+    expected = indices_of(list(make_loader(0, "in order")))
+    iterator = iter(loader)
+    found = [next(iterator) for _ in range(len(loader))]
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    assert next(iterator, None) is None
+    monkeypatch.undo()
+    assert indices_of(found) == indices_of(list(loader)) == expected
+
+
+def test_a_worker_whose_training_has_ended_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    monkeypatch.setattr("gc.freeze", list)
+    for parent in (os.getppid(), 0, 1 << 22):
+        start_worker(None, False, parent, 0, 0.0, 0)
+    assert codes == [1]

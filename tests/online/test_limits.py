@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import time
 
@@ -20,6 +21,11 @@ def without_workers() -> None:
     """No worker of another test is counted."""
     gc.collect()  # an error of a worker keeps its iterator in a reference cycle, also without dltune
     wait_for_ending_workers()
+
+
+def test_workers_that_import_everything_again_are_few() -> None:
+    limits = WorkerLimits(are_forked=False)
+    assert limits.most_workers(2, 0) == 2 * math.ceil(limits.cpus)
 
 
 def test_without_a_reason_the_most_workers_are_those_that_dltune_searches() -> None:

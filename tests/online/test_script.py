@@ -337,3 +337,61 @@ def test_a_script_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
         check=False,
     )
     assert (ended.returncode, "missing.py is not a file" in ended.stderr) == (2, True)
+
+
+FORKING = WAITING + dedent("""
+    import multiprocessing, os
+
+    def train():
+        assert type(iter(DataLoader(Waiting(64), batch_size=8))).__module__.startswith("torch")
+
+    if __name__ == "__main__":
+        child = multiprocessing.get_context("fork").Process(target=train)
+        child.start()
+        child.join()
+        print(child.exitcode)
+""")
+HOSTILE_CLASS = WAITING + dedent("""
+    class Base(DataLoader):
+        def __init_subclass__(cls, *, key, **others):
+            super().__init_subclass__(**others)
+
+    class Keyed(Base, key="mine"):
+        pass
+
+    print(sum(len(batch) for batch in Keyed(Waiting(64), batch_size=8)))
+""")
+MADE_AGAIN = WAITING + dedent("""
+    def make():
+        return DataLoader(Waiting(800), batch_size=8)
+
+    iterator = iter(make())
+    for step in range(1200):
+        try:
+            next(iterator)
+        except StopIteration:
+            iterator = iter(make())
+""")
+
+
+def test_a_process_that_the_script_forks_is_not_tuned(tmp_path: Path) -> None:
+    assert run(tmp_path, FORKING).stdout == "0\n"
+
+
+def test_a_class_of_loaders_that_cannot_be_derived_from_is_left_alone(tmp_path: Path) -> None:
+    found = run(tmp_path, HOSTILE_CLASS)
+    assert found.stdout == "64\n"
+    assert "not tuned: Base.__init_subclass__() missing 1 required keyword-only argument: 'key'" in found.stderr
+
+
+def test_a_loader_that_is_made_again_while_its_iterator_is_held_is_tuned(tmp_path: Path) -> None:
+    assert re.search(r"num_workers=\d+ \(was 0\)", run(tmp_path, MADE_AGAIN).stderr)
+
+
+def test_the_folder_of_the_script_is_not_searched_if_python_is_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    code = "import sys; print(sys.path)"
+    assert run(tmp_path, code).stdout == run(tmp_path, code, tuned=False).stdout

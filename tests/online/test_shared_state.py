@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import io
+import multiprocessing
 import os
 import socket
+import socketserver
 import subprocess
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,6 +22,10 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from autotune.online.attach import autopilot
 from autotune.online.autopilot import Autopilot
+from autotune.online.controller import Controller
+from autotune.online.group import WorkerSettings
+from autotune.online.model import Window
+from autotune.online.result import read_facts, save_result
 from tests.online.test_epoch import own_settings
 
 LENGTH = 2**20
@@ -109,9 +116,9 @@ class Counting:
         return index
 
 
-def converge(dataset: Any, own: int = 0) -> Autopilot:
+def converge(dataset: Any, own: int = 0, profile: str | None = None) -> Autopilot:
     """Train until the workers are chosen, and check the batches."""
-    loader: Any = autopilot(DataLoader(dataset, 8, num_workers=own), None)
+    loader: Any = autopilot(DataLoader(dataset, 8, num_workers=own), profile)
     for position, batch in enumerate(loader):
         assert batch.tolist() == list(range(8 * position, 8 * position + 8))
         if loader.autopilot_state.controller.has_converged:
@@ -150,19 +157,159 @@ def test_a_connection(kind: str, connections: dict[str, Asking], capsys: pytest.
     assert "workers would share the dataset's connection; connect in __getitem__" in capsys.readouterr().err
 
 
+KEPT: dict[int, int] = {}
+
+
+def keep_for_all(index: int) -> int:
+    return KEPT.setdefault(index, index)
+
+
+@functools.lru_cache(maxsize=None)  # noqa: UP033  # the idiom under test
+def remember_for_all(index: int) -> int:
+    return index
+
+
+class Preallocated:
+    """Keeps samples in a list that is as long as the dataset, or in a dict of the class."""
+
+    by_index: ClassVar[dict[int, int]] = {}
+
+    def __init__(self, *, is_list: bool) -> None:
+        self._is_list = is_list
+        self._samples: list[int | None] = [None] * LENGTH
+
+    def __call__(self, index: int) -> int:
+        if self._is_list:
+            self._samples[index] = index
+            return index
+        return self.by_index.setdefault(index, index)
+
+
+class NamesGlobal(Reading):
+    def __init__(self, *, is_dict: bool) -> None:
+        super().__init__(int)
+        self._is_dict = is_dict
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.001)
+        return keep_for_all(index) if self._is_dict and KEPT is not None else remember_for_all(index)
+
+
 @pytest.mark.parametrize(
     "dataset",
     [
+        Reading(Preallocated(is_list=True)),
+        Reading(Preallocated(is_list=False)),
+        NamesGlobal(is_dict=True),
+        NamesGlobal(is_dict=False),
         Reading(Caching().keep),
         Reading(Caching().store),
         Subset(Reading(Caching().remember), range(LENGTH)),
         CachingSamples(),
     ],
-    ids=["list", "a class of dict", "a method of its object", "its own method"],
+    ids=[
+        "list of None",
+        "dict of the class",
+        "global dict",
+        "global function",
+        "list",
+        "a class of dict",
+        "a method of its object",
+        "its own method",
+    ],
 )
 def test_a_cache(dataset: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert converge(dataset).controller.settings.workers == 0
     assert "each worker would have a cache of its own" in capsys.readouterr().err
+
+
+class Echo(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        while received := self.request.recv(8):
+            self.request.sendall(received)
+
+
+def test_a_tcp_connection_that_is_not_in_the_dataset(capsys: pytest.CaptureFixture[str]) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever).start()
+        with socket.create_connection(server.server_address) as connection:  # type: ignore[arg-type]  # as for AF_UNIX
+
+            def ask(index: int) -> int:  # the connection is in its closure
+                connection.sendall(index.to_bytes(8, "big"))
+                return int.from_bytes(connection.recv(8), "big")
+
+            state = converge(Reading(ask))
+        server.shutdown()
+    assert state.controller.settings.workers == 0
+    assert f"share the connection to 127.0.0.1:{server.server_address[1]}" in capsys.readouterr().err
+
+
+def test_a_pipe_of_multiprocessing(capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        state = converge(Reading(Asking(theirs.send_bytes, lambda _: ours.recv_bytes())))
+    assert state.controller.settings.workers == 0
+    assert "share the dataset's connection" in capsys.readouterr().err
+
+
+class CountingCalls(Reading):
+    def __init__(self) -> None:
+        super().__init__(int)
+        self.calls = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.calls += 1
+        return super().__getitem__(index)
+
+
+def test_a_number_that_loading_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert converge(CountingCalls()).controller.settings.workers == 0
+    assert "workers would change copies of `calls`" in capsys.readouterr().err
+
+
+def test_a_batch_that_no_worker_could_send(capsys: pytest.CaptureFixture[str]) -> None:
+    def collate(samples: list[int]) -> Any:
+        return type("Batch", (), {"tolist": lambda self: samples})()
+
+    loader: Any = autopilot(DataLoader(Reading(int), 8, collate_fn=collate), None)
+    for _ in loader:
+        if loader.autopilot_state.controller.has_converged:
+            break
+    assert loader.autopilot_state.controller.settings.workers == 0
+    assert "a worker could not send a batch (Can't" in capsys.readouterr().err
+
+
+def test_a_file_of_a_dataset_that_starts_with_the_workers_of_an_earlier_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_result_of(Reading(int), tmp_path / "dltune.json")
+    (tmp_path / "samples").write_bytes(bytes(range(256)))
+    with (tmp_path / "samples").open("rb", buffering=0) as file:
+        state = converge(Reading(Seeking(file)), profile=str(tmp_path / "dltune.json"))
+    assert state.controller.settings.workers == 0
+    assert "no workers are added: workers would share the position of" in capsys.readouterr().err
+
+
+def save_result_of(dataset: Any, path: Path) -> None:
+    facts = read_facts(DataLoader(dataset, 8), 1)
+    controller = Controller(WorkerSettings(0, 2), WorkerSettings(0, 2), 2.0, lambda prefetch, kept: 64)
+    for workers in (0, 4):
+        controller.settings = WorkerSettings(workers, 2)
+        controller.windows[controller.settings] = Window(100.0 * (1 + workers), 1.0, 0.5)
+    controller.has_converged = True
+    save_result(path, facts, controller, 1.0)
+
+
+def test_a_file_that_only_the_training_uses_is_no_reason(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+") as log:
+        loader: Any = autopilot(DataLoader(Reading(int), 8), None, quiet=True)
+        for _ in loader:
+            log.write("step")
+            log.flush()
+            if loader.autopilot_state.controller.has_converged:
+                break
+    assert loader.autopilot_state.controller.settings.workers > 1
 
 
 def test_a_dataset_that_counts_and_opens_its_file_gets_workers(tmp_path: Path) -> None:

@@ -114,3 +114,17 @@ def test_an_iterator_starts_its_workers_at_once_and_goes_on_after_an_error() -> 
     with pytest.raises(ValueError, match="2"):
         next(iterator)
     assert next(iterator) == 3
+
+
+def test_a_loader_without_a_length_is_true_as_without_watch() -> None:
+    assert bool(watch(iter([1])))
+    assert not watch([])
+
+
+def test_the_sentence_is_printed_by_the_first_process_of_a_host(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, sentences in (("3", 0), ("0", 1)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        Loop(wait=1.0, step=1.0, batches=60).run()
+        assert len(capsys.readouterr().err.splitlines()) == sentences
