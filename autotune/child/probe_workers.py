@@ -118,7 +118,7 @@ def time_worker_startup(workload: LoadedWorkload, workers: int, watch: SharedWat
     """Time an epoch of one small batch per worker, with the start and end of the workers."""
     loader = build_plain_loader(workload, CHECKED_BATCH, workers, prefetch_factor=1)
     loader.index_source.open(max_batches=workers)
-    watch.note()  # a function opens the files of each loader anew
+    watch.note()  # a function makes each loader with files of its own
     gc.collect()  # so that no worker copies what a full collection would touch
     started = time.perf_counter()
     batches = iter(loader)

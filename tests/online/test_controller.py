@@ -10,6 +10,7 @@ import pytest
 from autotune.online.controller import MAX_TRIES, Controller
 from autotune.online.group import WorkerSettings
 from autotune.online.model import BatchCosts, Window
+from autotune.online.result import find_bottleneck
 
 CPUS = 2.0
 WORKLOADS = {
@@ -153,3 +154,11 @@ def test_a_limit_below_the_users_workers_proposes_no_fewer_because_training_wait
     controller = Controller(WorkerSettings(4, 2), WorkerSettings(4, 2), CPUS, lambda prefetch, kept: 1)
     controller.add(Window(50.0, 1.0, 0.8, 0.1, 50.0, 4.0, 0.4))
     assert controller.settings.workers == 4
+
+
+@pytest.mark.parametrize(("cpu_seconds", "bottleneck"), [(0.1, "io"), (1.95, "cpu")])
+def test_a_training_that_waits_is_not_limited_by_its_step_though_no_worker_was_measured(
+    cpu_seconds: float, bottleneck: str
+) -> None:
+    controller = Controller(WorkerSettings(0, 2), WorkerSettings(0, 2), CPUS, no_limit)
+    assert find_bottleneck(Window(50.0, 1.0, 0.9, cpu_seconds), controller) == bottleneck

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.profiles.schema import TunedFile, TunedProfile, WorkloadIdentity
-from tests.builders import make_config, make_full_profile, make_profile, make_profile_result
+from autotune.request import WorkloadRequest
+from tests.builders import make_config, make_full_profile, make_hardware, make_profile, make_profile_result
 
 FIELDS = st.fixed_dictionaries(
     {"batch_size": st.none() | st.integers(-1, 40)},
@@ -156,3 +157,16 @@ def test_a_request_with_a_number_that_json_lacks_is_refused() -> None:
     text = make_profile(request={"trials": 1}).model_dump_json().replace('"trials":1', '"trials":Infinity')
     with pytest.raises(ValidationError, match="representable in JSON"):
         TunedProfile.model_validate_json(text)
+
+
+def test_arguments_are_as_json_has_them_so_that_a_workload_keeps_its_id() -> None:
+    request = WorkloadRequest(dataset="pkg:make", dataset_args={"sizes": {2: (1, 2), "x": 3}})
+    again = WorkloadRequest.model_validate_json(request.model_dump_json())
+    assert request == again
+    assert request.dataset_args == {"sizes": {"2": [1, 2], "x": 3}}
+
+
+@pytest.mark.parametrize("gpu", ["", "  "])
+def test_a_gpu_without_a_name_is_refused(gpu: str) -> None:
+    with pytest.raises(ValidationError, match="gpu"):
+        make_hardware(gpu=gpu)
