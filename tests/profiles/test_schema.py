@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.profiles.schema import TunedFile, TunedProfile, WorkloadIdentity
 from autotune.request import WorkloadRequest
+from autotune.system.machine import Hardware
 from tests.builders import make_config, make_full_profile, make_hardware, make_profile, make_profile_result
 
 FIELDS = st.fixed_dictionaries(
@@ -169,4 +170,4 @@ def test_arguments_are_as_json_has_them_so_that_a_workload_keeps_its_id() -> Non
 @pytest.mark.parametrize("gpu", ["", "  "])
 def test_a_gpu_without_a_name_is_refused(gpu: str) -> None:
     with pytest.raises(ValidationError, match="gpu"):
-        make_hardware(gpu=gpu)
+        Hardware.model_validate(make_hardware().model_dump() | {"gpu": gpu})
