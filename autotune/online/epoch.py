@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -31,6 +32,7 @@ from autotune.online.group import (
     Slot,
     WorkerGroup,
     WorkerSettings,
+    defer_signals,
     find_start_method,
     start_quietly,
     wait_for_ending_workers,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 INSPECTED_BATCHES: Final = 3  # at the start of an epoch
 MAX_LEAD: Final = 200  # batches that other workers load while added ones start
+TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
 POLL_SECONDS: Final = 1.0  # after which a dead worker is noticed
 
 
@@ -195,6 +198,7 @@ class Epoch:
         end, self._source_end, self.is_whole = self._source_end, StopIteration, True
         raise end
 
+    @defer_signals()
     def fall_back(self, reason: str) -> None:
         """End added workers at once, and have a group of the user's own settings load their batches."""
         self.failure, self._first = self.failure or f"added workers failed ({reason})", None
@@ -271,6 +275,7 @@ class Epoch:
             raise StopIteration
         return self._draw(is_ahead=group.settings.workers > 0)
 
+    @defer_signals()
     def _add(self, settings: WorkerSettings, others: list[WorkerGroup], lead: int = 0) -> bool:
         """Start a group; return whether that was possible.
 
@@ -282,7 +287,6 @@ class Epoch:
         share = settings.batches
         whole = share + sum(one.pending for one in others) if share else 0
         self._last_free = self.drawn + lead + whole - 1
-        is_starting = False
         try:
             with suppress(StopIteration):  # the epoch has fewer
                 for at in range(-lead, whole):
@@ -290,7 +294,6 @@ class Epoch:
                     if at >= 0 and (at + 1) * share // whole > at * share // whole:
                         group.plan(slot)
             if group.planned or not share or not self._groups:
-                is_starting = True
                 self._start(group)
             elif self.drawn > lead + 2 * whole:
                 self._is_too_late = True
@@ -304,8 +307,6 @@ class Epoch:
                 slot.group = None if slot.group is group else slot.group
             if not self._groups:
                 self.fall_back(self.failure)
-            if is_starting and not _is_of_workers(error):
-                raise
             return False
         return True
 
@@ -357,7 +358,9 @@ def _count(groups: list[WorkerGroup]) -> int:
 def _is_of_workers(error: BaseException) -> bool:
     """Return whether workers caused an error; that of a signal handler of the script ends in its own code."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return isinstance(error, OSError) or (isinstance(error, Exception) and is_library(frame.f_code.co_filename))
+    file = frame.f_code.co_filename
+    is_ours = is_library(file) or file.startswith(TORCH_FOLDER)  # which may be a checkout
+    return isinstance(error, OSError) or (isinstance(error, Exception) and is_ours)
 
 
 def _describe(error: BaseException) -> str:

@@ -32,6 +32,7 @@ HANG_SECONDS: Final = 60.0  # after which added workers that return nothing have
 END_SECONDS: Final = 5.0  # the longest that new workers wait for ending ones
 _STARTING: Final = threading.RLock()  # one thread at a time
 ITERATORS: Final[weakref.WeakSet[Any]] = weakref.WeakSet()  # of all groups that have workers
+_DEFERRED: Final[list[dict[signal.Signals, Any]]] = []  # handlers of signals that are deferred
 _ENDING: Final[dict[threading.Thread, object]] = {}  # iterators, whose copies no worker forked meanwhile may collect
 
 
@@ -233,7 +234,9 @@ def list_workers() -> list[Any]:
 
 
 def _disown() -> None:
-    """Keep a process that the training forks from ending our workers, at the end of their iterator or at its own."""
+    """Keep a process that the training forks from ending our workers, and give it the handlers of signals."""
+    while _DEFERRED:
+        _restore_handlers()
     children: set[Any] = multiprocessing.process._children  # type: ignore[attr-defined]
     for iterator in ITERATORS:
         iterator._shutdown = True
@@ -256,21 +259,26 @@ def _end_at_exit() -> None:
         worker.join(max(0.0, deadline - time.monotonic()))
 
 
+def _restore_handlers() -> None:
+    for number, handler in (_DEFERRED.pop() if _DEFERRED else {}).items():
+        signal.signal(number, handler)
+
+
 @contextmanager
-def _defer_signals() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Call Python handlers of signals after workers were forked: Python discards what they raise within a fork."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     handlers = {number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
     received = list[int]()
+    _DEFERRED.append(handlers)
     for number in handlers:
         signal.signal(number, lambda number, _: received.append(number))
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        _restore_handlers()
         for one in dict.fromkeys(received):
             signal.raise_signal(one)
 
@@ -283,7 +291,7 @@ def start_quietly(*, is_own: bool) -> Iterator[bool]:
     them dies, at worst between taking a lock and releasing it. `next` still raises that error.
     """
     signals: Any = signal_handling
-    with _STARTING, _defer_signals():
+    with _STARTING:
         register, is_collecting = signals._set_worker_pids, gc.isenabled()
         gc.disable()
         try:

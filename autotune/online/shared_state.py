@@ -137,7 +137,7 @@ def _read_attributes(dataset: Any) -> dict[str, Any]:
 def _count_entries(one: Any) -> int:
     """Return the length of a container without calling code of the user's own class; of a list, what is not None."""
     if type(one) is list:
-        return len(one) - one.count(None)
+        return sum(each is not None for each in one)
     return next(int(kind.__len__(one)) for kind in _GROWING if issubclass(type(one), kind))
 
 

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -281,7 +282,7 @@ def test_an_error_of_a_signal_handler_ends_the_training(is_starting: bool, monke
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
-    assert not epoch.failure or is_starting
+    assert not epoch.failure
 
 
 def test_a_thread_that_cannot_start_ends_no_later_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,3 +306,16 @@ def test_a_worker_whose_training_has_ended_ends(monkeypatch: pytest.MonkeyPatch)
     for parent in (os.getppid(), 0, 1 << 22):
         start_worker(None, False, parent, 0, 0.0, 0)
     assert codes == [1]
+
+
+def test_a_worker_has_the_handlers_of_the_script(tmp_path: Path) -> None:
+    def note(*_: object) -> None:
+        (tmp_path / str(os.getpid())).touch()
+
+    before = signal.signal(signal.SIGUSR1, note)
+    try:
+        epoch = make_epoch(DataLoader(Failing(0, lambda: os.kill(os.getpid(), signal.SIGUSR1)), 8), FOUR)
+        list(iterate(epoch))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(list(tmp_path.iterdir())) == 4

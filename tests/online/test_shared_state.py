@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -176,11 +177,11 @@ class Preallocated:
 
     def __init__(self, *, is_list: bool) -> None:
         self._is_list = is_list
-        self._samples: list[int | None] = [None] * LENGTH
+        self._samples: list[Any] = [None] * LENGTH
 
     def __call__(self, index: int) -> int:
         if self._is_list:
-            self._samples[index] = index
+            self._samples[index] = np.arange(index, index + 2)  # two of them cannot be compared by ==
             return index
         return self.by_index.setdefault(index, index)
 
