@@ -21,7 +21,7 @@ from torch.utils.data._utils import signal_handling
 
 from autotune.online.attach import autopilot
 from autotune.online.epoch import Epoch
-from autotune.online.group import WorkerSettings, start_quietly, wait_for_ending_workers
+from autotune.online.group import WorkerSettings, defer_signals, start_quietly, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
 from autotune.online.worker import WorkerCounters, start_worker
 from tests.online.test_epoch import (
@@ -197,7 +197,7 @@ def test_an_interrupt_during_the_start_of_workers_arrives_after_it() -> None:
     steps = list[str]()
 
     def start() -> None:
-        with start_quietly(is_own=False):
+        with defer_signals(), start_quietly(is_own=False):
             signal.raise_signal(signal.SIGINT)
             steps.append("started")
 
