@@ -322,7 +322,9 @@ class Autopilot:
         if epoch.is_whole:
             self._longest = max(self._longest, epoch.drawn)
         if epoch is self._epoch:
-            self._epoch, self._total, self._has_short_epochs = None, self._read(epoch), self._is_short(epoch)
+            self._epoch, self._total = None, self._read(epoch)
+            if epoch.is_whole or epoch.delivered > WARM_UP_STEPS:  # else it was a look at a batch
+                self._has_short_epochs = self._is_short(epoch)
 
     def _report(self) -> None:
         if not self._has_reported:

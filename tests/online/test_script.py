@@ -366,7 +366,7 @@ MADE_AGAIN = WAITING + dedent("""
         return DataLoader(Waiting(800), batch_size=8)
 
     iterator = iter(make())
-    for step in range(1200):
+    for step in range(700):
         try:
             next(iterator)
         except StopIteration:
