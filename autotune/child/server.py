@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from autotune.child.trial import TrialRun
     from autotune.child.workload import LoadedWorkload
 
-DEVICE_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+DEVICE_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # if user code sets them, it is always too late
 PROGRESS_INTERVAL_SECONDS: Final = 0.25  # each report wakes the tuner, which takes CPU time from the trial
 
 
@@ -141,10 +141,11 @@ class TrialServer:
         if self._device.type == "cpu":
             self._warm_batch_sizes.add(None)
         report = profile_workload(self._workload, self._step, self._device, command, self._show)
-        changed = {name: value for name, value in os.environ.items() if self._environment.get(name) != value}
-        for name in DEVICE_VARIABLES:  # they come too late for this process, and must do so in the next ones
-            changed.pop(name, None)
-        changed = {name: value for name, value in changed.items() if make_printable(value) == value}  # JSON needs UTF-8
+        changed = {
+            name: value
+            for name, value in os.environ.items()
+            if self._environment.get(name) != value and name not in DEVICE_VARIABLES and make_printable(value) == value
+        }  # JSON needs UTF-8
         self._known = report.profile
         return report.model_copy(update={"environment": changed})
 

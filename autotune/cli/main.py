@@ -24,7 +24,7 @@ class TuneByDefault(click.Group):
     """A group whose `tune` command is implied if the first argument is an option or names code to tune."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert `tune` before its options, before FILE.py, before MODULE:NAME and what may be meant so."""
+        """Insert `tune` before its options, FILE.py, MODULE:NAME, and any name with a dot, for its error."""
         first = args[0] if args else ""
         is_option = first.startswith("-") and first not in ("--help", "-h", "--version")
         if is_option or "." in first or ":" in first:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from autotune.online.group import list_workers
 from autotune.online.shared_state import SharedState
 from autotune.profiles.device_prefetch import find_tensors
+from autotune.profiles.load import MAX_FILES_PER_WORKER, RESERVED_FILES
 from autotune.profiles.schema import MAX_SEARCHED_WORKERS
 from autotune.system.machine import AvailableMemory, count_whole_cpus, read_machine, read_shm
 from autotune.system.procfs import PROC, list_folder, list_used_segments, read_smaps
@@ -20,8 +21,6 @@ GROWTH: Final = 1.25  # of a worker's memory later in the run
 SHM_SHARE: Final = 0.8  # of the free space of /dev/shm
 SHM_READINGS: Final = 3  # a batch that a worker returns during one of them seems to be another program's
 HELD_BATCHES: Final = 2  # in the training process: the one in use, and the next one
-RESERVED_FILES: Final = 128
-FILES_PER_WORKER: Final = 8  # of queues, in the training process
 
 
 class WorkerLimits:
@@ -84,7 +83,7 @@ class WorkerLimits:
         tensors = prefetch * self._batch_tensors
         files = self._nofile - len(list_folder(PROC / "self" / "fd")) - RESERVED_FILES - running * tensors
         most = self._read_budget(running * self._typical_bytes) // (self._worker_bytes + in_flight)
-        most = min(most, running + min(self._most - kept, files // (FILES_PER_WORKER + tensors)))
+        most = min(most, running + min(self._most - kept, files // (MAX_FILES_PER_WORKER + tensors)))
         if in_flight and self._fit_in_shm(in_flight, 0) < most:
             pids = [os.getpid(), *workers]
             most = min(most, max(self._fit_workers(pids, in_flight) for _ in range(SHM_READINGS)))

@@ -6,7 +6,7 @@ import operator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -15,6 +15,7 @@ from autotune.online.controller import BUSY_CPU_SHARE, Controller
 from autotune.online.group import WorkerSettings
 from autotune.online.model import Window
 from autotune.profiles.schema import (
+    COMPUTE_BOUND_WAIT_SHARE,
     Baseline,
     Bottleneck,
     Budgets,
@@ -30,8 +31,6 @@ from autotune.system.software import read_local_rank, read_software
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
-
-COMPUTE_BOUND_WAIT_SHARE: Final = 0.1
 
 
 class LoaderFacts(NamedTuple):

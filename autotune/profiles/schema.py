@@ -15,6 +15,7 @@ from autotune.system.machine import Hardware, Software
 Bottleneck = Literal["step", "cpu", "io", "transfer", "copy", "epoch"]
 Phase = Literal["profiling", "search", "validation"]
 MAX_SEARCHED_WORKERS: Final = 64
+COMPUTE_BOUND_WAIT_SHARE: Final = 0.1  # of the time; below it, the step is the bottleneck
 
 
 class WorkloadIdentity(FrozenModel):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from autotune.config import LoaderConfig
-from autotune.profiles.schema import Bottleneck, Budgets
+from autotune.profiles.schema import COMPUTE_BOUND_WAIT_SHARE, Bottleneck, Budgets
 from autotune.protocol.budgets import RESOURCES
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.workload_profile import LinearBytes, WorkloadProfile
@@ -23,7 +23,6 @@ from autotune.system.machine import count_whole_cpus
 
 MAIN_TRANSFER_SHARE: Final = 0.5  # of a batch's transfer is spent in the main process, the rest in the worker
 MANAGER_SECONDS: Final = 0.2  # of CPU time: each `file_system` worker starts a shared-memory manager (torch 2.13)
-COMPUTE_BOUND_WAIT_SHARE: Final = 0.1  # below this share of time spent waiting for data the step is the bottleneck
 MIN_THROUGHPUT: Final = 1e-9  # samples per second of an epoch without a batch
 PAGE_BYTES: Final = 4096
 WORKER_BYTES: Final = 24 * 2**20  # private memory of an idle forked worker, torch 2.13: 15 to 25 MiB

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import socket
-import socketserver
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from autotune.protocol.messages import ProbeCommand
 from autotune.protocol.workload_profile import LinearCost
 from autotune.request import Workload
 from tests.builders import make_workload
+from tests.echo_server import serve_echo
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -201,25 +200,16 @@ class Remote(Dataset[int]):
         return self.connection.recv(1)[0]
 
 
-class Echo(socketserver.BaseRequestHandler):
-    def handle(self) -> None:
-        while received := self.request.recv(1):
-            self.request.sendall(received)
-
-
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_a_connection_that_workers_share_is_named(is_shared: bool) -> None:
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever).start()
-        dataset = Remote(server.server_address, is_shared=is_shared)  # type: ignore[arg-type]  # as for AF_UNIX, too
+    with serve_echo() as address:
+        dataset = Remote(address, is_shared=is_shared)
         ours, theirs = socket.socketpair()  # of another family, as the tuner's own
         with ours, theirs:
             found, _ = complete(load(dataset))
         if dataset.connection is not None:
             dataset.connection.close()
-        server.shutdown()
-    peer = f"the connection to 127.0.0.1:{server.server_address[1]}"
+    peer = f"the connection to 127.0.0.1:{address[1]}"
     assert found.shared_by_workers == (peer if is_shared else None)
 
 

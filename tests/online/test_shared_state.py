@@ -7,9 +7,7 @@ import io
 import multiprocessing
 import os
 import socket
-import socketserver
 import subprocess
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -27,6 +25,7 @@ from autotune.online.controller import Controller
 from autotune.online.group import WorkerSettings
 from autotune.online.model import Window
 from autotune.online.result import read_facts, save_result
+from tests.echo_server import serve_echo
 from tests.online.test_epoch import own_settings
 
 LENGTH = 2**20
@@ -224,26 +223,16 @@ def test_a_cache(dataset: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert "each worker would have a cache of its own" in capsys.readouterr().err
 
 
-class Echo(socketserver.BaseRequestHandler):
-    def handle(self) -> None:
-        while received := self.request.recv(8):
-            self.request.sendall(received)
-
-
 def test_a_tcp_connection_that_is_not_in_the_dataset(capsys: pytest.CaptureFixture[str]) -> None:
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever).start()
-        with socket.create_connection(server.server_address) as connection:  # type: ignore[arg-type]  # as for AF_UNIX
+    with serve_echo() as address, socket.create_connection(address) as connection:
 
-            def ask(index: int) -> int:  # the connection is in its closure
-                connection.sendall(index.to_bytes(8, "big"))
-                return int.from_bytes(connection.recv(8), "big")
+        def ask(index: int) -> int:  # the connection is in its closure
+            connection.sendall(index.to_bytes(8, "big"))
+            return int.from_bytes(connection.recv(8), "big")
 
-            state = converge(Reading(ask))
-        server.shutdown()
+        state = converge(Reading(ask))
     assert state.controller.settings.workers == 0
-    assert f"share the connection to 127.0.0.1:{server.server_address[1]}" in capsys.readouterr().err
+    assert f"share the connection to 127.0.0.1:{address[1]}" in capsys.readouterr().err
 
 
 def test_a_pipe_of_multiprocessing(capsys: pytest.CaptureFixture[str]) -> None:
