@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-KNEE_SHARE: Final = 0.9  # of the upper bound, which the first proposal is to reach
+KNEE_SHARE: Final = 0.95  # of the upper bound, which the first proposal is to reach
 
 
 class Window(NamedTuple):

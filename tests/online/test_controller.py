@@ -60,6 +60,16 @@ def test_it_reaches_nearly_the_best_rate_within_a_few_windows(name: str, own: in
         assert costs.predict(controller.settings.workers, CPUS) >= 0.9 * best
 
 
+@pytest.mark.parametrize("own", [0, 2])
+def test_it_goes_beyond_a_proposal_that_keeps_the_cpus_busy(own: int) -> None:
+    costs = BatchCosts(waiting=0.16, worker_cpu=0.045, main_cpu=0.003, step=0.0105)
+    best = max(costs.predict(workers, CPUS) for workers in range(65))
+    for seed in range(20):
+        controller = Controller(WorkerSettings(own, 2), WorkerSettings(own, 2), CPUS, no_limit)
+        converge(costs, controller, random.Random(seed))
+        assert costs.predict(controller.settings.workers, CPUS) >= 0.95 * best
+
+
 def test_no_fewer_workers_are_tried_than_some_that_are_slower() -> None:
     costs = BatchCosts(waiting=0.0, worker_cpu=0.03, main_cpu=0.0, step=0.004)
     controller = Controller(WorkerSettings(12, 2), WorkerSettings(12, 2), CPUS, no_limit)
