@@ -9,8 +9,8 @@ MUTATION_READY := .venv/.mutation-ready
 DOCS_READY := .venv/.docs-ready
 LOWEST := .venv-lowest/bin
 LOWEST_READY := .venv-lowest/.ready
-WITH_CHILDREN := runner/test_probe.py runner/test_ranks.py runner/test_runner.py child online benchmarks docs \
-	test_end_to_end.py test_checking.py test_docs.py  # and tests that are marked slow
+WITH_CHILDREN := runner child system online benchmarks docs test_end_to_end.py test_checking.py test_docs.py \
+	test_import_strings.py profiles/test_shared_list.py profiles/test_device_prefetch.py  # of processes, memory and devices; slow ones, too
 ALONE := tests/faults/test_budgets.py  # it measures memory; all other tests run in two processes
 IN_TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 

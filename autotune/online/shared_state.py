@@ -10,6 +10,7 @@ import itertools
 import os
 import socket
 import stat
+import sys
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -109,10 +110,10 @@ class SharedState:
         for used, loads in self._used.items():
             if loads > 1:  # the first use may connect, or prepare the dataset
                 return f"workers would {used}; to tune all the same, start with num_workers=1"
-        if any(_count_entries(one) - size >= max(MIN_GROWTH, batches) for one, size in sizes):
-            return "the dataset keeps what it loads, and each worker would have a cache of its own"
         if any(map(_is_connection, _list_objects(loader.dataset))):
             return "workers would share the dataset's connection; connect in __getitem__, and start with num_workers=1"
+        if any(_count_entries(one) - size >= max(MIN_GROWTH, batches) for one, size in sizes):
+            return "the dataset keeps what it loads, and each worker would have a cache of its own"
         return ""
 
 
@@ -170,7 +171,10 @@ def _list_shared(kind: type) -> Iterator[Any]:
 
 
 def _is_connection(one: Any) -> bool:
-    """Return whether an object is an open socket or pipe, other than the standard streams."""
+    """Return whether an object is an open database of sqlite3, socket or pipe, other than the standard streams."""
+    if (sqlite3 := sys.modules.get("sqlite3")) is not None and issubclass(type(one), sqlite3.Connection):
+        with suppress(sqlite3.ProgrammingError):  # it is closed
+            return bool(one.total_changes >= 0)
     if not issubclass(type(one), socket.socket | io.FileIO | _ConnectionBase):
         return False
     with suppress(OSError, ValueError):  # it is closed

@@ -26,7 +26,8 @@ def student_t(degrees: float, tail: float = TAIL) -> float:
     """Return the upper quantile of Student's t for a tail probability.
 
     Expansion in powers of 1/degrees from the normal quantile (Abramowitz and Stegun, Handbook of Mathematical
-    Functions, 26.7.5); within 0.2% of the exact one for at least 3 degrees of freedom and the tails in use.
+    Functions, 26.7.5). For tails of 0.025 and 0.0025, it is 0.7% and 7% too low with 2 degrees of freedom, 0.1% and
+    1.4% with 3, and 0.03% and 0.4% with 4.
     """
     z = statistics.NormalDist().inv_cdf(1 - tail)
     terms = (

@@ -281,8 +281,8 @@ def make_result(
     return TrialResult(status=failure.status, config=request.config, **seen)
 
 
-def start_error(reply: Reply, workload: WorkloadRequest) -> UsageError | WorkloadError:
-    """Return the error for a workload that could not be loaded or profiled."""
+def start_error(reply: Reply, workload: WorkloadRequest, output: str = "") -> UsageError | WorkloadError:
+    """Return the error for a workload that could not be loaded or profiled; `output` may say why it called sys.exit."""
     if not isinstance(reply, FailureReport):
         failure = reject_report(reply)
         advice = {
@@ -305,7 +305,8 @@ def start_error(reply: Reply, workload: WorkloadRequest) -> UsageError | Workloa
         "dataset": f"The dataset factory {workload.dataset} failed",
     }
     usual = f"Loading the first batches of {workload.dataset} in the training process failed"
-    return WorkloadError(f"{sources.get(reply.stage, usual)}: {text}", reply.details)
+    details = f"{output}\n{reply.details}" if kind == "SystemExit" else reply.details
+    return WorkloadError(f"{sources.get(reply.stage, usual)}: {text}", details)
 
 
 def _find_exception(error: str) -> str:

@@ -228,13 +228,14 @@ class TrialRunner:
         is_late, self._probe_end = time.monotonic() >= self._probe_end, math.inf
         if isinstance(reply, ProbeReport) and self._profile is not None and not is_late:
             return self._profile
+        output = "" if self._child is None else self._child.read_output()
         self.close()
         if is_late and not isinstance(reply, FailureReport):
             raise UsageError(
                 f"Nothing could be tried: {self._workload.dataset} was not loaded and profiled after the "
                 f"{format_seconds(max_seconds)} that --timeout had left for it. Allow more time."
             )
-        raise diagnosis.start_error(reply, self._workload)
+        raise diagnosis.start_error(reply, self._workload, output)
 
     def _probe_workers(self, profile: WorkloadProfile, command: messages.ProbeCommand) -> WorkloadProfile:
         """Have another process complete a profile; if it fails, the workload may still work without workers."""

@@ -49,8 +49,8 @@ class NoiseMonitor:
         busy, limit = statistics.median(self._others), max(MIN_OTHERS_CPUS, OTHERS_SHARE * usable)
         if busy > limit:
             yield (
-                f"Other processes kept {busy:.2g} CPUs busy during the validation (limit {limit:.2g} of {usable:g} "
-                "usable): stop them and tune again."
+                f"Other processes used {busy:.0%} of a CPU during the validation (limit {limit:.0%}, with {usable:g} "
+                "usable CPUs): stop them and tune again."
             )
         if steal > MAX_STEAL_SHARE:
             yield (

@@ -194,7 +194,7 @@ def test_a_check_reports_the_new_measurement() -> None:
         ratio_to_prediction=0.5,
         ratio_to_prediction_ci95=(0.4, 0.6),
         machine_change=1.1,
-        noise=("Other processes kept 1.2 CPUs busy.",),
+        noise=("Other processes used 120% of a CPU.",),
     )
     found = CheckResult(profile="mine", is_valid=False, reasons=("age 40 days",), remeasured=measured)
     assert describe_check(found, "dltune.json").splitlines() == [
@@ -202,7 +202,7 @@ def test_a_check_reports_the_new_measurement() -> None:
         "  age 40 days",
         "  re-measured: 900/s of the predicted 1,800/s, 3.00x faster than the baseline; "
         "the baseline reaches 110% of before",
-        "  warning: Other processes kept 1.2 CPUs busy.",
+        "  warning: Other processes used 120% of a CPU.",
     ]
 
 

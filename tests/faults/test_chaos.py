@@ -27,7 +27,7 @@ from tests.faults.stage import DLTUNE, ROOT
 
 SEED: Final = int(os.environ.get("DLTUNE_CHAOS_SEED", "20261121"))
 SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-KILLS: Final = int(os.environ.get("DLTUNE_CHAOS_KILLS", "12"))  # more of them take longer
+KILLS: Final = int(os.environ.get("DLTUNE_CHAOS_KILLS", "8"))  # more of them take longer
 HONEST: Final = ("--dataset", "tests.misbehaving:make_honest", "--max-workers", "2")
 LANES: Final = (  # mostly they wait, for a moment or for an end
     HONEST,

@@ -322,6 +322,7 @@ def test_a_dataset_without_an_end_is_measured_for_the_time_of_a_trial() -> None:
         ("def make(:\n    pass\n", "SyntaxError"),
         ("def make():\n    return make()\n", "RecursionError: maximum recursion depth exceeded"),
         ("import sys\nsys.exit(0)\n", '__name__ == "__main__"'),
+        ("import argparse\n\ndef make():\n    argparse.ArgumentParser().parse_args(['--root'])\n", "--root"),
         ("def make():\n    class Strange(BaseException):\n        pass\n    raise Strange('odd')\n", "Strange: odd"),
     ],
 )

@@ -175,25 +175,22 @@ def test_lightning_leaves_no_worker_when_the_step_fails() -> None:
 
 
 RANKS = """
-import json, os, sys
+import json, sys
 from pathlib import Path
-from autotune import autopilot
 from tests.online.test_libraries import find_most_workers, fit, make_lightning, make_loader
 
 if __name__ == "__main__":
     folder, seconds = sys.argv[1:]
     model, data = make_lightning(lambda: make_loader(float(seconds)), in_data_module=True)
-    is_run_by_dltune = "TORCHELASTIC_RUN_ID" in os.environ
-    loader, seen = fit(model, data if is_run_by_dltune else autopilot(data), devices=2, strategy="ddp")
+    loader, seen = fit(model, data, devices=2, strategy="ddp")
     found = {"seen": seen, "workers": find_most_workers(loader)}
     Path(folder, f"{model.global_rank}.json").write_text(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("launcher", [[], [*TORCHRUN, "-m", "autotune", "run"]], ids=["autopilot", "dltune run"])
-def test_the_sampler_that_lightning_injects_into_two_processes_is_followed(launcher: list[str], tmp_path: Path) -> None:
+def test_the_sampler_that_lightning_injects_into_two_processes_is_followed(tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
-    found = run_ranks(tmp_path, launcher)
+    found = run_ranks(tmp_path, [*TORCHRUN, "-m", "autotune", "run"])
     assert [one["seen"] for one in found] == [list_batches(rank) for rank in range(2)]
     assert any(one["workers"] > 1 for one in found)  # the faster process waits for the gradients of the other, not data
 

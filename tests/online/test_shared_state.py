@@ -7,10 +7,12 @@ import io
 import multiprocessing
 import os
 import socket
+import sqlite3
 import subprocess
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -239,6 +241,16 @@ def test_a_pipe_of_multiprocessing(capsys: pytest.CaptureFixture[str]) -> None:
     ours, theirs = multiprocessing.Pipe()
     with ours, theirs:
         state = converge(Reading(Asking(theirs.send_bytes, lambda _: ours.recv_bytes())))
+    assert state.controller.settings.workers == 0
+    assert "share the dataset's connection" in capsys.readouterr().err
+
+
+def test_a_database_of_sqlite(capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(sqlite3.connect(":memory:")) as database, closing(sqlite3.connect(":memory:")) as closed:
+        closed.close()
+        dataset: Any = Reading(lambda index: int(database.execute("SELECT ?", (index,)).fetchone()[0]))
+        dataset.databases = [closed, database]
+        state = converge(dataset)
     assert state.controller.settings.workers == 0
     assert "share the dataset's connection" in capsys.readouterr().err
 

@@ -53,7 +53,7 @@ def test_a_quiet_machine_is_not_described() -> None:
 @pytest.mark.parametrize(
     ("disturbance", "words"),
     [
-        ({"others": (0.7,)}, "Other processes kept 0.7 CPUs busy during the validation (limit 0.15 of 2 usable)"),
+        ({"others": (0.7,)}, "Other processes used 70% of a CPU during the validation (limit 15%, with 2 usable CPUs)"),
         ({"steal": 0.034}, "3.4% of the CPU time to other virtual machines during the validation (limit 3%)"),
         ({"throttled": 42}, "used up in 42.0% of its periods during the validation (limit 10%), as expected"),
         ({"drift": 0.12}, "became 12.0% slower or faster between runs (limit 8%)"),
@@ -80,7 +80,7 @@ def test_load_of_others_is_measured_after_the_children_have_ended() -> None:
     )
     monitor.measure_others()
     assert happened == ["stopped", READING_SECONDS]
-    assert "kept 0.5 CPUs busy" in next(monitor.describe([]))
+    assert "used 50% of a CPU" in next(monitor.describe([]))
 
 
 def test_a_validation_stopped_during_the_first_reading_has_nothing_to_describe() -> None:
