@@ -28,6 +28,7 @@ _NAME: Final = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _IMPORT_STRING: Final = re.compile(rf"({_NAME}|[^:\n\0]*[^:/\n\0]\.py):({_NAME})")
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 Text = Annotated[str, AfterValidator(check_json)]
+Name = Annotated[str, Field(min_length=1), AfterValidator(check_json)]
 
 
 class ValueRange(FrozenModel):
@@ -70,7 +71,7 @@ Values = ValueRange | Annotated[tuple[Choice, ...], Field(min_length=1, max_leng
 class WorkloadRequest(FrozenModel):
     """The workload to tune: a dataset or loader, and a training step."""
 
-    dataset: Annotated[Text, Field(min_length=1)]  # import string of the factory: `pkg.mod:attr` or `train.py:attr`
+    dataset: Name  # import string of the factory: `pkg.mod:attr` or `train.py:attr`
     is_loader: bool = False  # whether the factory takes DataLoader settings and returns a loader (`--loader`)
     dataset_args: JsonDict = Field(default_factory=dict)  # of the factory
     split: Text | None = None  # name of one of several loaders or datasets that the factory returns
@@ -116,7 +117,7 @@ class TuningRequest(FrozenModel):
     max_gpu_memory: str = "90%"  # of the GPU's whole memory, or a size
     max_workers: Workers | None = None  # None derives it from the workload
     output: str = "dltune.json"  # path of the tuned file
-    profile: Text | None = None  # label of the profile; None identifies it by machine class and workload
+    profile: Name | None = None  # label of the profile; None identifies it by machine class and workload
     storage: Text | None = None  # Optuna storage URL, or the path of a journal file; None keeps the study in memory
     study_name: Text | None = None  # of the Optuna study; None lets Optuna choose one
     fresh: bool = False  # whether to ignore saved trials and results

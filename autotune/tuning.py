@@ -135,7 +135,7 @@ def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest
         return TuningRequest(workload=WorkloadRequest(dataset=find_import_string(value), **workload), **named)
     except ValidationError as error:
         path, reason = explain_invalid(error)
-        raise UsageError(f"tune(..., {'.'.join(path)}=...): {reason}.") from None
+        raise UsageError(f"tune({f'..., {chr(46).join(path)}=' if path else ''}...): {reason}.") from None
 
 
 @defer_interrupts()

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -71,6 +72,15 @@ def test_json_is_one_document_on_stdout_and_details_are_on_stderr() -> None:
     assert json.loads(chatty.stdout)["workload"]["dataset"] == "tests.misbehaving:make_chatty"
     assert "Limits: memory" in chatty.stderr
     assert "Phases: profiling" in chatty.stderr
+
+
+@pytest.mark.slow
+def test_a_run_without_standard_input_and_output_saves_its_result(workdir: Path) -> None:
+    command = shlex.join(make_command("make_honest", *QUICK, "--trials", "1"))
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    finished = subprocess.run(["sh", "-c", f"exec {command} <&- >&-"], env=environment, check=False, timeout=120)
+    assert finished.returncode == 0
+    assert (workdir / "dltune.json").exists()
 
 
 @pytest.mark.slow

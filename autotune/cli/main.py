@@ -62,6 +62,9 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line with the given arguments, or those of the process."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # a standard stream is closed: no socket takes its place
+        pass
+    os.close(descriptor)
     try:
         os.getcwd()  # noqa: PTH109
     except FileNotFoundError:

@@ -129,7 +129,7 @@ def write_or_print(text: str, output: str | None, *, force: bool, source: str) -
     """Print a text, or write it to a file: never the source, and only with `force` over a file that is no report."""
     from autotune.profiles.store import write_atomically
 
-    if output is None:
+    if output in (None, "-"):
         print_result(text)
         return
     path = Path(output)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from autotune.online.autopilot import Stats, print_sentence
-from autotune.profiles.load import select_profile
+from autotune.profiles.load import TunedLoader, load
 from autotune.system.software import read_local_rank
 
 STATS_SECONDS: Final = 10.0
@@ -23,7 +23,7 @@ class WaitMeter:
 
     Args:
         on_stats: Is called with the stats of each window.
-        profile: A tuned file with a prediction.
+        profile: A tuned file with a prediction, or a profile that was loaded from one.
         quiet: Whether to print nothing.
         clock: Returns seconds.
     """
@@ -31,7 +31,7 @@ class WaitMeter:
     def __init__(
         self,
         on_stats: Callable[[Stats], object] | None = None,
-        profile: str | Path | None = None,
+        profile: str | Path | TunedLoader | None = None,
         *,
         quiet: bool = False,
         clock: Callable[[], float] = time.perf_counter,
@@ -39,7 +39,7 @@ class WaitMeter:
         self.clock, self._on_stats = clock, on_stats
         self._predicted_rate = self._predicted_low = 0.0  # batches per second
         if profile is not None:
-            found = select_profile(Path(profile))
+            found = (profile if isinstance(profile, TunedLoader) else load(profile)).profile
             interval, size = found.result.samples_per_second_ci95, found.search.batch_samples
             self._predicted_rate = found.result.samples_per_second / size
             self._predicted_low = interval[0] / size if interval else 0.0
@@ -169,7 +169,9 @@ class WatchedLoader(_Wrapper):
 
 
 def watch(
-    loader: Iterable[Any], on_stats: Callable[[Stats], object] | None = None, profile: str | Path | None = None
+    loader: Iterable[Any],
+    on_stats: Callable[[Stats], object] | None = None,
+    profile: str | Path | TunedLoader | None = None,
 ) -> WatchedLoader:
     """Measure how long a training loop waits for an iterable of batches; the batches are unchanged.
 
@@ -181,7 +183,7 @@ def watch(
         on_stats: Is called every 10 seconds of an epoch with batches per second, the share of the time that the loop
             waits, percentiles of the waits and the gap before the epoch in seconds, and the ratio to the prediction;
             such as `wandb.log`.
-        profile: A tuned file with the prediction.
+        profile: A tuned file with the prediction; if it has several workloads, what `autotune.load` returns for one.
 
     Returns:
         The loader, whose waits are measured; all its attributes are those of the loader.

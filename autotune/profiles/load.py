@@ -283,7 +283,7 @@ class TunedLoader:
 
     def _replace(self, own: dict[str, Any], make: Callable[[], Any]) -> Any:
         def rebuild(loader: DataLoader[Any]) -> Any:
-            return self.make_loader(type(loader), **list_kept(loader, self.loader_kwargs() | own) | own)
+            return self.make_loader(type(loader), **list_kept(loader, self.loader_kwargs(), own) | own)
 
         return replace_loader(make(), self.profile.workload.split, rebuild)
 

@@ -61,25 +61,44 @@ def choose_arguments(make: Callable[..., Any], settings: Mapping[str, Any]) -> d
     return found
 
 
-def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments besides these settings that make a loader like this one; raise UsageError if unknown."""
-    from torch.utils.data import DataLoader, IterableDataset
+def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments besides settings and the user's `own` that make a loader like this one.
+
+    Raises:
+        UsageError: It cannot be made from its attributes, or its sampler is that of another dataset.
+    """
+    from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
     cls = type(loader)
+    if hasattr(loader, "base_dataloader"):
+        raise UsageError(
+            "This loader was prepared by accelerate. Use accelerator.prepare(tuned.apply_to(loader)); for a Trainer of "
+            "transformers, TrainingArguments(**tuned.kwargs_for('hf'))."
+        )
     if cls.__init__ is not DataLoader.__init__:
         raise UsageError(
             f"{cls.__module__}.{cls.__qualname__} has its own constructor, so dltune cannot rebuild it with other "
             f"settings. Use make_loader({cls.__name__}, ...) with its other arguments."
         )
+    given = {*settings, *own}
     names = ["dataset", "collate_fn", "generator", "num_workers", "pin_memory"]
-    if settings.get("num_workers", loader.num_workers):
+    if own.get("num_workers", settings.get("num_workers", loader.num_workers)):
         names += ["worker_init_fn", "timeout", "multiprocessing_context", *WITHOUT_WORKERS]
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        names += ["batch_sampler"]
-    else:
-        names += ["batch_size", "drop_last"] + ["sampler"] * (not isinstance(loader.dataset, IterableDataset))
-    kept = {name: getattr(loader, name) for name in names if name not in settings}
-    return kept | {"batch_size": None} if loader.batch_sampler is None else kept  # samples are not batched
+    is_batched = loader.batch_sampler is not None
+    if is_batched and loader.batch_size is None:
+        names += ["batch_sampler"] * ("batch_size" not in own)
+    elif "batch_sampler" not in own:
+        has_order = isinstance(loader.dataset, IterableDataset) or own.keys() & {"shuffle", "sampler"}
+        names += ["batch_size", "drop_last"] + ["sampler"] * (not has_order)
+    kept = {name: getattr(loader, name) for name in names if name not in given}
+    if "dataset" in own and {"sampler", "batch_sampler"} & kept.keys():
+        sampler = kept.pop("sampler", None)
+        is_random = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+        if not is_random and type(sampler) is not SequentialSampler:
+            raise UsageError("The loader's sampler is that of its own dataset: pass sampler or batch_sampler, too.")
+        kept["shuffle"] = is_random
+    is_set = is_batched or own.keys() & {"batch_size", "batch_sampler"}
+    return kept if is_set else kept | {"batch_size": None}  # samples are not batched
 
 
 def replace_loader(made: Any, split: str | None, rebuild: Callable[[DataLoader[Any]], Any]) -> Any:

@@ -105,6 +105,7 @@ def test_a_value_is_fixed_and_a_list_is_searched(
         (("--trials", "0"), "--trials: Input should be greater than or equal to 1"),
         (("--timeout", "1000000000000s"), "--timeout: Input should be less than or equal to"),
         (("--step", "pkg:step", "--step-time", "5ms"), "exclude each other"),
+        (("--profile", ""), "--profile: String should have at least 1 character"),
         (("--arg", "root"), "KEY=VALUE"),
         (("--arg", "x=NaN"), "--arg: the values must be representable in JSON"),
         (("--arg", "root=\udcff"), "representable in JSON"),

@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from autotune.online.autopilot import Stats
 from autotune.online.watch import WaitMeter, WatchedLoader, watch
+from autotune.profiles.load import TunedLoader
 from autotune.profiles.store import save_profile
+from autotune.system.machine import read_machine
 from tests.builders import make_profile
 
 
@@ -28,7 +30,7 @@ class Loop:
             self.now += self.wait
             yield number
 
-    def run(self, profile: Path | None = None) -> list[int]:
+    def run(self, profile: Path | TunedLoader | None = None) -> list[int]:
         found = []
         meter = WaitMeter(self.stats.append, profile, clock=lambda: self.now)
         for number in WatchedLoader(self, meter):
@@ -79,15 +81,29 @@ def test_a_loop_that_waits_long_enough_gets_one_sentence(
 
 @pytest.mark.parametrize(("slower", "sentences"), [(1.3, 1), (1.0, 0)])
 def test_a_rate_below_the_predicted_interval_gets_one_sentence(
-    slower: float, sentences: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    slower: float, sentences: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile = make_profile()
-    save_profile(tmp_path / "tuned.json", profile)
     seconds = profile.search.batch_samples / profile.result.samples_per_second * slower
     loop = Loop(wait=0.01 * seconds, step=0.99 * seconds, batches=int(100 / seconds))
-    loop.run(tmp_path / "tuned.json")
+    loop.run(TunedLoader(profile, profile.config))
     assert capsys.readouterr().err.count("below the predicted") == sentences
     assert loop.stats[0]["data/rate_to_prediction"] == pytest.approx(1 / slower, rel=0.02)
+
+
+def test_the_prediction_is_that_for_the_training_processes_of_this_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, machine = make_profile(), read_machine()
+    for processes, rate in ((1, 6400.0), (2, 640.0)):
+        result = one.result.model_copy(update={"samples_per_second": rate, "samples_per_second_ci95": None})
+        workload = one.workload.model_copy(update={"nproc_per_node": processes})
+        changes = {"hardware": machine.of_host(processes).hardware(None), "result": result, "workload": workload}
+        save_profile(tmp_path / "tuned.json", one.model_copy(update=changes))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    loop = Loop(wait=0.0, step=one.search.batch_samples / 640.0, batches=200)
+    loop.run(tmp_path / "tuned.json")
+    assert loop.stats[0]["data/rate_to_prediction"] == pytest.approx(1.0, rel=0.02)
 
 
 def test_epochs_shorter_than_a_window_are_not_reported() -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from autotune.config import ProcessSettings
 from autotune.errors import ProfileError, UsageError
@@ -177,6 +178,27 @@ class TestMakeLoader:
         for loader in (DataLoader(DATA, batch_size=3), DataLoader(DATA, batch_sampler=own_batches)):
             again = tuned.apply_to(loader)
             assert (again.num_workers, len(again)) == (2, len(loader))
+
+    def test_arguments_of_the_caller_replace_those_of_a_loader(self) -> None:
+        tuned = make_tuned(dataloader=make_config(0).dataloader)
+        batches = BatchSampler(SequentialSampler(DATA), batch_size=3, drop_last=False)
+        ordered, batched = DataLoader(DATA, batch_size=2), DataLoader(DATA, batch_sampler=batches)
+        more: Any = TensorDataset(torch.arange(1000))
+        assert isinstance(tuned.apply_to(ordered, shuffle=True).sampler, RandomSampler)
+        assert [len(batch) for batch in tuned.apply_to(ordered, batch_sampler=batches)] == [3, 3, 3, 1]
+        assert [len(batch) for batch in tuned.apply_to(batched, batch_size=5)] == [5, 5]
+        for loader in (ordered, DataLoader(DATA, batch_size=2, shuffle=True)):
+            again = tuned.apply_to(loader, dataset=more)
+            assert type(again.sampler) is type(loader.sampler)
+            assert len(torch.cat([batch for (batch,) in again]).unique()) == 1000
+        with pytest.raises(UsageError, match="pass sampler or batch_sampler, too"):
+            tuned.apply_to(batched, dataset=more)
+
+    def test_a_prepared_loader_is_refused_with_the_way_to_tune_it(self) -> None:
+        prepared = DataLoader(DATA)
+        prepared.base_dataloader = DataLoader(DATA)  # as accelerate's class has
+        with pytest.raises(UsageError, match=r"Use accelerator\.prepare\(tuned\.apply_to\(loader\)\)"):
+            make_tuned().apply_to(prepared)
 
     def test_a_measured_number_of_workers_gives_no_warning(self) -> None:
         with warnings.catch_warnings(record=True) as caught:
