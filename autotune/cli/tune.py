@@ -145,7 +145,7 @@ def describe_check(found: CheckResult, file: str) -> str:
     lines = [f"Profile {found.profile} {state}", *found.reasons, *(f"info: {one}" for one in found.info)]
     if (now := found.remeasured) is not None:
         rate = f"{format_rate(now.samples_per_second)} of the predicted {format_rate(now.predicted)}"
-        speedup = f", {now.speedup:.2f}x faster than the baseline" if now.speedup is not None else ""
+        speedup = f", {now.speedup:.2f}x the baseline's throughput" if now.speedup is not None else ""
         change = f"; the baseline reaches {now.machine_change:.0%} of before" if now.machine_change else ""
         lines += [f"re-measured: {rate}{speedup}{change}", *(f"warning: {sentence}" for sentence in now.noise)]
     return "\n  ".join(lines)

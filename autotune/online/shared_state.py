@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import dis
 import fcntl
 import functools
 import gc
 import io
 import itertools
+import logging
 import os
+import random
 import socket
 import stat
 import sys
+import threading
+import weakref
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import _ConnectionBase
+from multiprocessing.managers import BaseProxy
+from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from autotune.system.procfs import read_file_positions, read_sent_bytes
+from autotune.system.procfs import PROC, read_file_positions, read_sent_bytes, read_text
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -33,6 +40,7 @@ WATCHED_LOADS: Final = 3  # of the first batches: reading the connections takes 
 _File = tuple[str, str]  # descriptor and path
 _SIMPLE: Final = (bool, int, float, str)
 _SKIPPED: Final = (type, ModuleType, FunctionType, CodeType, FrameType)
+_MADE_FOR_FORKS: Final = (logging.Logger, logging.Handler, BaseProxy, Queue)  # their connections may be shared
 _GROWING: Final[tuple[Any, ...]] = (dict, list, set, deque)
 
 
@@ -48,7 +56,9 @@ class SharedState:
         self._sizes: list[tuple[Any, int]] | None = None  # containers of the dataset, and their entries
         self._loads = 0  # so far, of which the first are watched closely
         self._before: tuple[dict[_File, int], dict[_File, int], dict[str, Any]] = {}, {}, {}
-        self._read, self._unsendable = set[_File](), ""  # files that loading reads; why no worker could send a batch
+        self._read, self._opened = set[_File](), set[_File]()  # files that loading reads, and opens for reading
+        self._unsendable = ""  # why no worker could send a batch
+        self._draws: list[tuple[Any, Any]] = []  # random generators of the dataset, and their states
         self._used = Counter[str]()  # connections and attributes that loads used, and how many
 
     def note(self, loader: DataLoader[Any]) -> None:
@@ -56,8 +66,9 @@ class SharedState:
         if self._files is None:
             self._files = read_file_positions()
         if self._sizes is None:
-            containers = (one for one in _list_objects(loader.dataset) if issubclass(type(one), _GROWING))
-            self._sizes = [(one, _count_entries(one)) for one in containers]
+            found = list(_list_objects(loader.dataset))
+            self._sizes = [(one, _count_entries(one)) for one in found if issubclass(type(one), _GROWING)]
+            self._draws = [(one, _read_random_state(one)) for one in found]
 
     def begin_load(self, dataset: Any) -> None:
         """Note what loading a batch in the training process may use."""
@@ -74,7 +85,10 @@ class SharedState:
                 self._unsendable = f"a worker could not send a batch ({error})"
         positions, sent, attributes = self._before
         self._read.update(file for file, at in self._read_positions().items() if positions.get(file, at) != at)
+        if not self._loads and self._sizes is not None:  # what the first batch prepares is no cache
+            self._sizes = [(one, _count_entries(one)) for one, _ in self._sizes]
         if self._loads < WATCHED_LOADS:
+            self._opened.update(one for one in read_file_positions() if one not in (self._files or ()))
             now, changed = read_sent_bytes(), _read_attributes(dataset)
             used = (f"share the connection to {one[1]}" for one, at in now.items() if sent.get(one, at) != at)
             self._used.update(used)
@@ -84,7 +98,7 @@ class SharedState:
 
     def _read_positions(self) -> dict[_File, int]:
         found = {}
-        for file in self._files or ():
+        for file in (*(self._files or ()), *self._opened):
             with suppress(OSError):  # it is closed
                 found[file] = os.lseek(int(file[0]), 0, os.SEEK_CUR)
         return found
@@ -95,25 +109,38 @@ class SharedState:
         sizes, self._sizes = self._sizes or [], None
         if known is None:  # the workers that run may load in this way already
             return ""
-        for file, position in read_file_positions().items():
-            if file not in known:
-                is_shared = position > 0 and _is_read_only(int(file[0]))
-            else:  # the user's workers, too, may read it
-                is_shared = file in self._read or (loader.num_workers > 0 and position != known[file])
-            if is_shared:
-                advice = "open it in the first call of __getitem__" if file in known else "start with num_workers=1"
-                return f"workers would share the position of {file[1]}; {advice}"
-        if self._unsendable:
-            return self._unsendable
+        if reason := self._explain_file(known, has_workers=loader.num_workers > 0) or self._unsendable:
+            return reason
         if loader.num_workers:  # whose `worker_init_fn` may connect again
             return ""
         for used, loads in self._used.items():
             if loads > 1:  # the first use may connect, or prepare the dataset
                 return f"workers would {used}; to tune all the same, start with num_workers=1"
-        if any(map(_is_connection, _list_objects(loader.dataset))):
+        objects = list(_list_objects(loader.dataset))
+        threads = (one for one in objects if issubclass(type(one), threading.Thread))
+        if any(one.is_alive() and one is not threading.main_thread() for one in threads):
+            return "workers would not have the dataset's threads; to tune all the same, start with num_workers=1"
+        if loader.worker_init_fn is None and any(_read_random_state(one) != state for one, state in self._draws):
+            return "each worker would repeat the random numbers of the dataset's generator; seed it in worker_init_fn"
+        if any(map(_is_connection, objects)):
             return "workers would share the dataset's connection; connect in __getitem__, and start with num_workers=1"
-        if any(_count_entries(one) - size >= max(MIN_GROWTH, batches) for one, size in sizes):
+        if any(_count_entries(one) - size >= max(MIN_GROWTH, batches - 1) for one, size in sizes):
             return "the dataset keeps what it loads, and each worker would have a cache of its own"
+        return ""
+
+    def _explain_file(self, known: dict[_File, int], *, has_workers: bool) -> str:
+        """Return which file workers would share; `known` are the positions before the first batch."""
+        mapped = {line.split(maxsplit=5)[-1] for line in read_text(PROC / "self" / "maps").splitlines()}
+        for file, position in read_file_positions().items():
+            if file not in known:
+                mode = _read_mode(int(file[0]))
+                is_new = position > 0 and mode == os.O_RDONLY and file[1] not in mapped  # of a map, a header was read
+                is_shared = is_new or (file in self._read and mode != os.O_WRONLY)
+            else:  # the user's workers, too, may read it
+                is_shared = file in self._read or (has_workers and position != known[file])
+            if is_shared:
+                advice = "open it in the first call of __getitem__" if file in known else "start with num_workers=1"
+                return f"workers would share the position of {file[1]}; {advice}"
         return ""
 
 
@@ -124,10 +151,23 @@ class _BatchPickler(ForkingPickler):
         return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
 
 
-def _is_read_only(descriptor: int) -> bool:
+def _read_mode(descriptor: int) -> int:
+    """Return whether a file is open for reading, writing or both; as for writing if it is closed."""
     with suppress(OSError):
-        return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
-    return False
+        return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+    return os.O_WRONLY
+
+
+def _read_random_state(one: Any) -> Any:
+    """Return the state of a random generator of Python or numpy, other than the global ones, which torch seeds."""
+    numpy = sys.modules.get("numpy.random")
+    if issubclass(type(one), random.Random) and one is not getattr(random, "_inst", None):
+        return one.getstate()
+    if numpy is not None and type(one) is numpy.Generator:
+        return repr(one.bit_generator.state)
+    if numpy is not None and type(one) is numpy.RandomState and one is not numpy.mtrand._rand:
+        return repr(one.get_state())
+    return None
 
 
 def _read_attributes(dataset: Any) -> dict[str, Any]:
@@ -136,9 +176,12 @@ def _read_attributes(dataset: Any) -> dict[str, Any]:
 
 
 def _count_entries(one: Any) -> int:
-    """Return the length of a container without calling code of the user's own class; of a list, what is not None."""
+    """Return the length of a container without calling code of the user's own class.
+
+    Of a list, what is not None counts, and no weak references: pandas keeps one for each row that it has returned.
+    """
     if type(one) is list:
-        return sum(each is not None for each in one)
+        return sum(each is not None and type(each) is not weakref.ref for each in one)
     return next(int(kind.__len__(one)) for kind in _GROWING if issubclass(type(one), kind))
 
 
@@ -155,7 +198,7 @@ def _list_objects(root: Any) -> Iterator[Any]:
             found = [*_list_shared(kind), *gc.get_referents(one)]
         for each in found:
             may_grow = gc.is_tracked(each) or type(each) is dict  # one of numbers and text is not tracked
-            is_new = may_grow and id(each) not in seen and not issubclass(type(each), _SKIPPED)
+            is_new = may_grow and id(each) not in seen and not issubclass(type(each), (*_SKIPPED, *_MADE_FOR_FORKS))
             if is_new and len(seen) < MAX_OBJECTS:
                 seen.add(id(each))
                 queue.append(each)
@@ -166,7 +209,8 @@ def _list_shared(kind: type) -> Iterator[Any]:
     for member in () if kind.__module__ == "builtins" else list(vars(kind).values()):
         named = [member]
         if type(member) is FunctionType:
-            named = [member.__globals__.get(name) for name in member.__code__.co_names]
+            loads = (one.argval for one in dis.get_instructions(member) if one.opname == "LOAD_GLOBAL")
+            named = [member.__globals__.get(name) for name in loads]
         yield from (one for one in named if type(one) in (functools._lru_cache_wrapper, *_GROWING))
 
 

@@ -200,7 +200,7 @@ def test_a_check_reports_the_new_measurement() -> None:
     assert describe_check(found, "dltune.json").splitlines() == [
         "Profile mine is out of date. Run: dltune retune",
         "  age 40 days",
-        "  re-measured: 900/s of the predicted 1,800/s, 3.00x faster than the baseline; "
+        "  re-measured: 900/s of the predicted 1,800/s, 3.00x the baseline's throughput; "
         "the baseline reaches 110% of before",
         "  warning: Other processes used 120% of a CPU.",
     ]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
 import multiprocessing
 import os
+import random
 import socket
 import sqlite3
 import subprocess
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,6 +59,9 @@ class Seeking:
     def __call__(self, index: int) -> int:
         self._file.seek(index % 256)
         return self._file.read(1)[0] + index - index % 256
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class Asking:
@@ -253,6 +259,86 @@ def test_a_database_of_sqlite(capsys: pytest.CaptureFixture[str]) -> None:
         state = converge(dataset)
     assert state.controller.settings.workers == 0
     assert "share the dataset's connection" in capsys.readouterr().err
+
+
+class Holding(Reading):
+    """Samples of a dataset that holds an object, from a function of it."""
+
+    def __init__(self, held: Any, read: Callable[[int], int]) -> None:
+        super().__init__(read)
+        self.held = held
+
+
+def test_threads_of_the_dataset(capsys: pytest.CaptureFixture[str]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert converge(Holding(pool, lambda index: pool.submit(int, index).result())).controller.settings.workers == 0
+    assert "workers would not have the dataset's threads" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("generator", [random.Random(0), np.random.default_rng(0), np.random.RandomState(0)])
+def test_a_random_generator_of_the_dataset(generator: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = Holding(generator, lambda index: index + 0 * int(generator.random()))
+    assert converge(dataset).controller.settings.workers == 0
+    assert "each worker would repeat the random numbers of the dataset's generator" in capsys.readouterr().err
+
+
+def test_a_file_that_the_first_sample_opens_for_reading_and_writing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "samples").write_bytes(bytes(range(256)))
+    files = list[Seeking]()
+
+    def read(index: int) -> int:
+        if not files:
+            files.append(Seeking((tmp_path / "samples").open("r+b", buffering=0)))
+        return files[0](index)
+
+    state = converge(Reading(read))
+    files[0].close()
+    assert state.controller.settings.workers == 0
+    assert f"share the position of {tmp_path}/samples" in capsys.readouterr().err
+
+
+class OpensItsMap(Reading):
+    """Maps a file at the first sample, prepares a small table then, and logs to a pipe that it may share."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(int)
+        self._path, self._map, self._table = path, None, dict[int, int]()
+        self._log = logging.getLogger("samples")
+        self.named: dict[int, int] = {}
+
+    def __getitem__(self, index: int) -> int:
+        if self._map is None:
+            self._map = np.load(self._path, mmap_mode="r")
+            self._table.update((one, one) for one in range(100))
+        return super().__getitem__(index) + self.named.get(0, 0)
+
+
+named: list[int] = []  # a list of the script with the name of an attribute
+
+
+def test_a_dataset_that_maps_its_file_and_prepares_a_table_gets_workers(tmp_path: Path) -> None:
+    np.save(tmp_path / "samples.npy", np.arange(1000))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        handler = logging.StreamHandler(ours.makefile("w"))
+        dataset = OpensItsMap(tmp_path / "samples.npy")
+        dataset._log.addHandler(handler)
+        loader: Any = autopilot(DataLoader(dataset, 8), None)
+        for _ in loader:
+            named.append(0)
+            if loader.autopilot_state.controller.has_converged:
+                break
+        dataset._log.removeHandler(handler)
+    assert loader.autopilot_state.controller.settings.workers > 1
+
+
+def test_rows_of_a_pandas_frame_get_workers() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"label": range(1000), "name": "x"})
+    dataset = Holding(frame, lambda index: index + 0 * int(frame.iloc[index % 1000]["label"]))
+    assert converge(dataset).controller.settings.workers > 1
 
 
 class CountingCalls(Reading):
