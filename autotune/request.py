@@ -126,10 +126,6 @@ class TuningRequest(FrozenModel):
     def _check_settings(self) -> Self:
         if twice := self.fixed.keys() & self.search.keys():
             raise ValueError(f"{min(twice)} is both set and searched: give it once")
-        for name, value in self.fixed.items():
-            setting, needed = SETTINGS[name], SETTINGS[name].needs
-            if needed in self.fixed and not self.fixed[needed] and value not in (None, setting.default):
-                raise ValueError(f"{name}={value!r} has no effect with {needed}={self.fixed[needed]!r}: leave it out")
         listed = {name: values for name, values in self.search.items() if not isinstance(values, ValueRange)}
         for name, values in ({name: (value,) for name, value in self.fixed.items()} | listed).items():
             for value in values:

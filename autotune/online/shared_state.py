@@ -68,7 +68,7 @@ class SharedState:
         if self._sizes is None:
             found = list(_list_objects(loader.dataset))
             self._sizes = [(one, _count_entries(one)) for one in found if issubclass(type(one), _GROWING)]
-            self._draws = [(one, _read_random_state(one)) for one in found]
+            self._draws = [(one, state) for one in found if (state := _read_random_state(one)) is not None]
 
     def begin_load(self, dataset: Any) -> None:
         """Note what loading a batch in the training process may use."""

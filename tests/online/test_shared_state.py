@@ -334,6 +334,7 @@ def test_a_dataset_that_maps_its_file_and_prepares_a_table_gets_workers(tmp_path
     assert loader.autopilot_state.controller.settings.workers > 1
 
 
+@pytest.mark.slow  # the fast tests have no pandas
 def test_rows_of_a_pandas_frame_get_workers() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"label": range(1000), "name": "x"})
