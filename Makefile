@@ -9,8 +9,9 @@ MUTATION_READY := .venv/.mutation-ready
 DOCS_READY := .venv/.docs-ready
 LOWEST := .venv-lowest/bin
 LOWEST_READY := .venv-lowest/.ready
-WITH_CHILDREN := runner child system online benchmarks docs test_end_to_end.py test_checking.py test_docs.py \
-	test_import_strings.py profiles/test_shared_list.py profiles/test_device_prefetch.py  # of processes, memory and devices; slow ones, too
+# tests of processes, memory and devices, which the versions of pure Python libraries hardly change
+NOT_LOWEST := faults gpu runner child system online benchmarks docs test_end_to_end.py test_checking.py test_docs.py \
+	test_import_strings.py profiles/test_shared_list.py profiles/test_device_prefetch.py
 ALONE := tests/faults/test_budgets.py  # it measures memory; all other tests run in two processes
 IN_TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
@@ -77,8 +78,7 @@ test-lowest: $(LOWEST_READY) ## Run one tuning and the tests without child proce
 		--trial-time 300ms --fresh --output .venv-lowest/dltune.json --storage sqlite:///.venv-lowest/study.db
 	$(LOWEST)/dltune check .venv-lowest/dltune.json
 	$(LOWEST)/dltune report .venv-lowest/dltune.json --format md
-	$(LOWEST)/python -m pytest tests -m "not slow" --ignore tests/faults --ignore tests/gpu \
-		$(WITH_CHILDREN:%=--ignore tests/%) $(IN_TWO)
+	$(LOWEST)/python -m pytest tests -m "not slow" $(NOT_LOWEST:%=--ignore tests/%) $(IN_TWO)
 
 faults: $(READY) ## Run the fault tests alone and print the outcome of each fault
 	$(BIN)/python -m pytest tests/faults --fault-matrix

@@ -135,7 +135,8 @@ def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest
         return TuningRequest(workload=WorkloadRequest(dataset=find_import_string(value), **workload), **named)
     except ValidationError as error:
         path, reason = explain_invalid(error)
-        raise UsageError(f"tune({f'..., {chr(46).join(path)}=' if path else ''}...): {reason}.") from None
+        option = f"..., {'.'.join(path)}=" if path else ""  # of several options, there is no path
+        raise UsageError(f"tune({option}...): {reason}.") from None
 
 
 @defer_interrupts()

@@ -35,9 +35,8 @@ def show(file: str, profile: str | None, json: bool) -> None:
         from autotune.profiles.store import format_file, read_file
         from autotune.report.render import render_profile
 
-        found = read_file(Path(file))
-        if profile is not None or not found.profiles:
-            found = TunedFile(profiles=(select_profile(Path(file), profile),))
+        chosen = read_file(Path(file)).profiles if profile is None else ()
+        found = TunedFile(profiles=chosen or (select_profile(Path(file), profile),))
         texts = [render_profile(one, file, name=name_in(file, one.workload_id)) for one in found.profiles]
         print_result(format_file(found) if json else "\n\n".join(texts))
 

@@ -39,16 +39,16 @@ MIN_GROWTH: Final = 3  # entries; a file that is opened at the first sample may 
 WATCHED_LOADS: Final = 3  # of the first batches: reading the connections takes 30 us
 _File = tuple[str, str]  # descriptor and path
 _SIMPLE: Final = (bool, int, float, str)
-_SKIPPED: Final = (type, ModuleType, FunctionType, CodeType, FrameType)
 _MADE_FOR_FORKS: Final = (logging.Logger, logging.Handler, BaseProxy, Queue)  # their connections may be shared
+_SKIPPED: Final = (type, ModuleType, FunctionType, CodeType, FrameType, *_MADE_FOR_FORKS)
 _GROWING: Final[tuple[Any, ...]] = (dict, list, set, deque)
 
 
 class SharedState:
-    """Finds files, connections and caches of a dataset that loading in the training process uses.
+    """Finds files, connections, random generators, threads and caches of a dataset that loading here uses.
 
-    Workers share the position of an open file and the data of a connection. They do not share a cache: each would fill
-    one of its own.
+    Forked workers share the position of an open file and the data of a connection. Each has a copy of a generator and
+    of a cache, and no thread.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class SharedState:
         self._sizes: list[tuple[Any, int]] | None = None  # containers of the dataset, and their entries
         self._loads = 0  # so far, of which the first are watched closely
         self._before: tuple[dict[_File, int], dict[_File, int], dict[str, Any]] = {}, {}, {}
-        self._read, self._opened = set[_File](), set[_File]()  # files that loading reads, and opens for reading
+        self._read, self._opened = set[_File](), set[_File]()  # files that loading reads, and has opened
         self._unsendable = ""  # why no worker could send a batch
         self._draws: list[tuple[Any, Any]] = []  # random generators of the dataset, and their states
         self._used = Counter[str]()  # connections and attributes that loads used, and how many
@@ -198,7 +198,7 @@ def _list_objects(root: Any) -> Iterator[Any]:
             found = [*_list_shared(kind), *gc.get_referents(one)]
         for each in found:
             may_grow = gc.is_tracked(each) or type(each) is dict  # one of numbers and text is not tracked
-            is_new = may_grow and id(each) not in seen and not issubclass(type(each), (*_SKIPPED, *_MADE_FOR_FORKS))
+            is_new = may_grow and id(each) not in seen and not issubclass(type(each), _SKIPPED)
             if is_new and len(seen) < MAX_OBJECTS:
                 seen.add(id(each))
                 queue.append(each)

@@ -80,9 +80,9 @@ def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any], own: Mapping
             f"{cls.__module__}.{cls.__qualname__} has its own constructor, so dltune cannot rebuild it with other "
             f"settings. Use make_loader({cls.__name__}, ...) with its other arguments."
         )
-    given = {*settings, *own}
+    given = {**settings, **own}
     names = ["dataset", "collate_fn", "generator", "num_workers", "pin_memory"]
-    if own.get("num_workers", settings.get("num_workers", loader.num_workers)):
+    if given.get("num_workers", loader.num_workers):
         names += ["worker_init_fn", "timeout", "multiprocessing_context", *WITHOUT_WORKERS]
     is_batched = loader.batch_sampler is not None
     if is_batched and loader.batch_size is None:
