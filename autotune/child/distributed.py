@@ -26,6 +26,9 @@ from autotune.system.procfs import die_with_parent
 
 GRACE_SECONDS: Final = 1.0  # for other ranks to report after one has failed
 NEVER: Final = timedelta(days=365)  # the tuner ends hung ranks, and reports where they hang
+# From torch 2.10 on, gloo's thread drops its reference with the GIL, after all_reduce has returned. To take the GIL it
+# locks all thread states; a worker that Python 3.11 forks at that moment waits for this lock forever.
+OWN_REFERENCES: Final = 2  # a local variable, and the argument of getrefcount
 HOST: Final = "127.0.0.1"
 VOTES: Final = ("stop", "abandon")
 STOP_REASONS: Final[tuple[StopReason, ...]] = get_args(StopReason)
@@ -117,6 +120,8 @@ class RankSync:
             if "DataLoader worker" in str(error):  # of torch's SIGCHLD handler, which can be raised anywhere
                 raise
             raise RankLostError(str(error)) from None
+        while sys.getrefcount(tensor) > OWN_REFERENCES:
+            time.sleep(0)  # lets gloo's thread take the GIL
         sums: list[float] = tensor.tolist()
         return sums
 

@@ -114,7 +114,12 @@ def find_blocking(found: Sequence[ProcessStacks]) -> HangReport:
         f"{names[one.pid]} (process {one.pid}), state {one.state}:\n" + "\n\n".join(map(write_stack, one.threads))
         for one in found
     )
-    for one in sorted(found, key=lambda one: one.pid not in loading):
+    pids = {one.pid for one in found}
+    silent = {one.pid for one in found if not one.threads and one.parent in pids}  # such as a fork that does not return
+    for one in sorted(found, key=lambda one: (one.pid not in loading, one.pid not in silent)):
+        if one.pid in silent:
+            sentence = f"{names[one.pid]} does not respond (state {one.state})"
+            return HangReport(sentence, WAITS_FOR_DISK if one.state.startswith("D") else FORKED_LOCK, text)
         stack = loading.get(one.pid) or _find_busy_stack(one)
         if not stack or (one.pid in loading and all(_WAITING_FILES.search(frame.filename) for frame in stack[:-1])):
             continue
@@ -161,4 +166,6 @@ def _name_all(found: Sequence[ProcessStacks], loading: dict[int, Stack]) -> dict
             team = [other.pid for other in found if other.pid in loading and other.parent == one.parent]
             owner = f" of {names[one.parent]}" if one.parent in ranks else ""
             names[one.pid] = f"worker {team.index(one.pid) + 1} of {len(team)}{owner}"
+        elif not one.threads and one.parent in own:
+            names[one.pid] = f"a process forked by {names[one.parent]}"
     return names

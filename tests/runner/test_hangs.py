@@ -15,6 +15,7 @@ import pytest
 
 from autotune.runner.hangs import (
     DEADLOCK,
+    FORKED_LOCK,
     WAITS_FOR_DISK,
     ProcessStacks,
     Stack,
@@ -168,6 +169,18 @@ def test_a_worker_is_named_with_its_rank(data: str) -> None:
     workers = [process(4, WAITING, parent=2), process(5, in_worker(data, 2), parent=3)]
     found = find_blocking([process(1, LAUNCHER), *ranks, *workers])
     assert found.sentence.startswith("worker 1 of 1 of rank 1 hangs in `__getitem__`")
+
+
+@pytest.mark.parametrize(("state", "advice"), [("S in futex_do_wait", FORKED_LOCK), ("D in nfs_wait", WAITS_FOR_DISK)])
+def test_a_forked_process_without_a_stack_is_named_before_a_rank_that_waits_for_it(
+    data: str, state: str, advice: str
+) -> None:
+    step = (Frame(data, 5, "step"), TRIAL, SERVE, START)
+    ranks = [process(2, step, parent=1), process(3, WAITS, parent=1)]
+    workers = [process(4, WAITING, parent=2), process(5, state=state, parent=3)]
+    found = find_blocking([process(1, LAUNCHER), *ranks, *workers])
+    assert found.sentence == f"a process forked by rank 1 does not respond (state {state})"
+    assert found.advice == advice
 
 
 def test_idle_workers_are_a_deadlock_and_a_process_in_the_kernel_waits_for_a_disk(data: str) -> None:

@@ -27,7 +27,8 @@ def run_ranks(factory: str, workers: int = 1, seconds: float = 20.0, **options: 
 
 def measure_ranks(factory: str, **options: Any) -> Measurement:
     result = run_ranks(factory, **options)
-    assert result.measurement is not None, (result.message, result.details)
+    if result.measurement is None:
+        pytest.fail(f"{result.message}\n{result.details}")
     return result.measurement
 
 
