@@ -108,7 +108,6 @@ def _measure(rate: float) -> Measurement:
         end_seconds=times[-1],
         wait_seconds=0.0,
         samples=samples,
-        requested_batches=EPOCH_BATCHES,
         closed_after=None,
     )
     return Measurement(epochs=(trace,), epoch_batches=EPOCH_BATCHES, stopped="done")

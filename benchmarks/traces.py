@@ -141,7 +141,6 @@ def make_measurement(batches: int, batch_size: int, epoch_seconds: float, epochs
         end_seconds=epoch_seconds,
         wait_seconds=0.0,
         samples=batches * batch_size,
-        requested_batches=batches,
         closed_after=None,
     )
     return Measurement(epochs=(trace,) * epochs, epoch_batches=batches, stopped="time")

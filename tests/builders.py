@@ -147,7 +147,6 @@ def make_trace(
         end_seconds=(times[-1] if times else 0.0) + turnover_seconds,
         wait_seconds=wait_seconds,
         samples=len(times) * samples_per_batch,
-        requested_batches=len(times),
         closed_after=closed_after,
     )
 

@@ -83,7 +83,6 @@ class EpochRecorder:
             wait_seconds=late + wait_seconds,
             batch_waits=tuple(round(wait + late * (not number), 6) for number, wait in enumerate(waits)),
             samples=source.count_samples(len(moments)) if self._is_map else self.delivered,
-            requested_batches=source.batches if self._is_map else None,
             closed_after=closed_after,
         )
 
@@ -271,7 +270,8 @@ class TrialRun:
         is_whole = trace.closed_after is None and not abandoned
         if not abandoned:
             earlier = [before.batches for before in self._traces if before.closed_after is None]
-            check_batches(trace.batches, trace.requested_batches, earlier if is_whole else None)
+            handed_out = self._loader.index_source.batches if self._is_map else None
+            check_batches(trace.batches, handed_out, earlier if is_whole else None)
         counts = self._workload.sample_counts
         if self._workload.kind == "map" or self._workload.batches_are_external:
             return

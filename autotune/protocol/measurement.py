@@ -35,7 +35,6 @@ class EpochTrace(FrozenModel):
     end_seconds: Seconds  # includes the shutdown of workers that do not persist
     wait_seconds: Seconds  # total wait for batches
     samples: Count
-    requested_batches: Count | None  # handed out by the sampler; None for an iterable dataset
     closed_after: Count | None  # batches consumed when the sampler was closed; None for a whole epoch
     batch_waits: tuple[Seconds, ...] = ()  # for each batch; empty if unknown
 

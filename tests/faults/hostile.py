@@ -392,7 +392,7 @@ LIES = {
     "noise": b"\x00\xff noise",
     "half a report": b'{"op": "measured"}',
     "no time": b'{"op": "measured", "measurement": {"epochs": [{"batch_seconds": [], "end_seconds": 0, '
-    b'"wait_seconds": 0, "samples": 9, "requested_batches": 1, "closed_after": null}], "epoch_batches": 1, '
+    b'"wait_seconds": 0, "samples": 9, "closed_after": null}], "epoch_batches": 1, '
     b'"stopped": "done"}}',
     "depth": b"[" * 100_000,
     "a phase that is a number": b'{"op": "progress", "phase": 1e999, "batches": -1}',
