@@ -38,10 +38,6 @@ DEVICE_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # if us
 PROGRESS_INTERVAL_SECONDS: Final = 0.25  # each report wakes the tuner, which takes CPU time from the trial
 
 
-class ProcessUnusableError(Exception):
-    """This process can measure no further trial; the tuner starts another one."""
-
-
 class TrialServer:
     """Carries out the tuner's commands one after another; with a `world`, as one of several ranks."""
 
@@ -174,7 +170,7 @@ class TrialServer:
         return messages.TrialReport(measurement=self._trial.run())
 
     def _release(self) -> None:
-        """Stop the trial's workers; fail if a loader of another library leaves threads or processes behind."""
+        """Stop the trial's workers; raise RuntimeError if something is left: the tuner then starts another process."""
         from autotune.child.device import reset_peak
 
         has_batches = self._trial is not None and self._trial.end_workers()
@@ -183,9 +179,9 @@ class TrialServer:
             gc.collect()
         reset_peak(self._device)  # else its pinned memory counts for the next trial
         if self._workload.batches_are_external and not _list_alive() <= self._before:
-            raise ProcessUnusableError("has threads or processes left of a loader that does not end them")
+            raise RuntimeError("has threads or processes left of a loader that does not end them")
         if has_batches:  # they would count as those of the next trial; the end of this process removes them
-            raise ProcessUnusableError("has batches left in /dev/shm that were not fetched")
+            raise RuntimeError("has batches left in /dev/shm that were not fetched")
 
     def _report_failure(self, error: BaseException) -> messages.FailureReport:
         stage: messages.Stage = "running step" if self._in_step else self._stage
