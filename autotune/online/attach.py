@@ -166,6 +166,8 @@ def explain_refusal(loader: DataLoader[Any], cls: Any) -> str:
         return "an IterableDataset divides its samples among the workers"
     if not getattr(loader, "in_order", True):
         return "in_order=False returns batches in the order in which workers finish"
+    if any(hasattr(one, "state_dict") for one in (loader.sampler, loader.batch_sampler)):
+        return "a checkpoint would have the position of a sampler from which batches are drawn ahead"
     if torch.are_deterministic_algorithms_enabled():
         return "torch.use_deterministic_algorithms asks for reproducible augmentations"
     if torch.get_default_device().type != "cpu":

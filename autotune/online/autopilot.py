@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.errors import UsageError
+from autotune.errors import OutputError, ProfileError, UsageError
 from autotune.online.controller import Controller
 from autotune.online.epoch import Epoch, EpochIterator
 from autotune.online.group import WorkerGroup, WorkerSettings, find_start_method, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
 from autotune.online.model import Window
-from autotune.online.result import find_start, read_facts, save_result
+from autotune.online.result import find_start, read_facts, remove_result, save_result
 from autotune.online.shared_state import WATCHED_LOADS
 from autotune.online.worker import WorkerCounters
 from autotune.system.software import read_local_rank, read_local_world_size
@@ -172,7 +172,8 @@ class Autopilot:
         settings = own if is_unchecked else self.controller.settings  # the first batches show what workers would share
         epoch = Epoch(loader, settings, own, self._counters, self._limits, kept, self._seeds)
         self._seeds = epoch.seeds if loader.persistent_workers else None
-        epoch.wait_seconds = time.perf_counter() - clock.seconds
+        epoch.returned_at, epoch.returned_cpu_seconds = time.perf_counter(), time.process_time()
+        epoch.wait_seconds = epoch.returned_at - clock.seconds
         are_kept = sum(one.settings.workers for one in kept if one.settings.prefetch == prefetch) == workers
         self._epoch, self._is_changing = epoch, is_unchecked or (bool(kept) and not are_kept)
         if self._is_changing:
@@ -191,8 +192,10 @@ class Autopilot:
     def _end_epochs(self, *, are_replaced: bool = False) -> None:
         """End epochs whose batches are all delivered; with persistent workers, also those that another one replaces."""
         for iterator in list(self._iterators):
-            if are_replaced or not iterator.is_needed:  # else the training may go on with it
+            if are_replaced:
                 iterator.end()
+            elif not iterator.is_needed:  # else the training goes on with it
+                iterator.leave()
 
     def _limit_workers(self, prefetch: int, kept: int) -> int:
         """Return the most workers within the limits; in short epochs, further ones than batches would get none."""
@@ -306,6 +309,9 @@ class Autopilot:
         self.controller.fail(reason)
         self._has_reported, self._is_changing = False, True
         self._report()
+        if self._path is not None:
+            with suppress(ProfileError, OutputError):
+                remove_result(self._path, self._facts)
 
     def _change(self, epoch: Epoch) -> None:
         if (changed := epoch.change(self.controller.settings)) is not None:

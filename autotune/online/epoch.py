@@ -185,7 +185,7 @@ class Epoch:
                     raise
                 patience = self.loader.timeout or HANG_SECONDS
                 if not str(error).startswith("DataLoader timed out"):
-                    self.fall_back(_describe(error))
+                    self.fall_back(_describe(error), terminate=False)
                 elif time.perf_counter() - began >= patience:
                     self.fall_back(f"they returned no batch for {patience:g} s")
                 continue
@@ -199,8 +199,13 @@ class Epoch:
         raise end
 
     @defer_signals()
-    def fall_back(self, reason: str) -> None:
-        """End added workers at once, and have a group of the user's own settings load their batches."""
+    def fall_back(self, reason: str, *, terminate: bool = True) -> None:
+        """End added workers, and have a group of the user's own settings load their batches.
+
+        Args:
+            reason: Why they have failed.
+            terminate: Whether to end them at once; they leave an empty folder of multiprocessing in that case.
+        """
         self.failure, self._first = self.failure or f"added workers failed ({reason})", None
         replacement = WorkerGroup(self._own, self._take, is_own=True)
         for slot in self._queue:
@@ -209,7 +214,7 @@ class Epoch:
         for group in list(self._groups):
             if not group.is_own:
                 group.pending = 0
-                for worker in getattr(group.iterator, "_workers", ()):
+                for worker in getattr(group.iterator, "_workers", ()) if terminate else ():
                     worker.terminate()  # it may hang
             self._close(group)
         wait_for_ending_workers()
@@ -226,6 +231,16 @@ class Epoch:
                 group.end()
         self._groups.clear()
         self._queue.clear()
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether batches are under way."""
+        return bool(self._queue)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether any group has workers."""
+        return any(one.started for one in self._groups)
 
     @property
     def _can_change(self) -> bool:
@@ -359,8 +374,7 @@ def _is_of_workers(error: BaseException) -> bool:
     """Return whether workers caused an error; that of a signal handler of the script ends in its own code."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     file = frame.f_code.co_filename
-    is_ours = is_library(file) or file.startswith(TORCH_FOLDER)  # which may be a checkout
-    return isinstance(error, OSError) or (isinstance(error, Exception) and is_ours)
+    return isinstance(error, Exception) and (is_library(file) or file.startswith(TORCH_FOLDER))  # may be a checkout
 
 
 def _describe(error: BaseException) -> str:
@@ -414,7 +428,16 @@ class EpochIterator:
     def is_needed(self) -> bool:
         """Whether the training may take further batches; some loops take `len(loader)` of them and see no end."""
         length = self._count()
-        return not self._has_ended and (length is None or self._epoch.delivered < length)
+        is_over = length is not None and self._epoch.delivered >= length and not self._epoch.has_batches
+        return not (self._has_ended or is_over)
+
+    def leave(self) -> None:
+        """Count the epoch as over, as another one follows; without workers, its sampler may still have batches."""
+        if self._epoch.has_workers:
+            self.end()
+        elif not self._has_ended:
+            self._epoch.is_whole = True
+            self._after_end(self._epoch)
 
     def end(self) -> None:
         """End the workers, or keep those of persistent ones, and take no further batches."""

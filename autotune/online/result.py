@@ -22,10 +22,11 @@ from autotune.profiles.schema import (
     ProfileResult,
     SearchRecord,
     TrialSummary,
+    TunedFile,
     TunedProfile,
     WorkloadIdentity,
 )
-from autotune.profiles.store import read_profiles, save_profile
+from autotune.profiles.store import read_profiles, save_profile, update_file
 from autotune.system.machine import Accelerator, Hardware, read_gpus, read_machine
 from autotune.system.software import read_local_rank, read_software
 
@@ -53,14 +54,31 @@ def find_start(path: Path, facts: LoaderFacts) -> tuple[WorkerSettings, Window |
 
     With them is one second of that run, unless it ended before it had tried all that it proposed.
     """
-    workload, hardware = facts.workload, read_hardware(facts.workload.nproc_per_node)
+    hardware = read_hardware(facts.workload.nproc_per_node)
     for one in read_profiles(path):
-        if one.is_from_training and one.workload.id == workload.id and one.hardware.is_like(hardware):
+        if _is_result(one, facts, hardware):
             settings = WorkerSettings(one.dataloader.num_workers, one.dataloader.prefetch_factor or 2)
             rate = one.result.samples_per_second / one.search.batch_samples
             known = Window(batches=rate, seconds=1.0, wait_seconds=one.result.wait_share)
             return settings, known if one.is_complete else None
     return None
+
+
+def remove_result(path: Path, facts: LoaderFacts) -> None:
+    """Remove what this run or an earlier one converged to: its workers have failed."""
+    hardware = read_hardware(facts.workload.nproc_per_node)
+    if read_local_rank() == 0 and any(_is_result(one, facts, hardware) for one in read_profiles(path)):
+        update_file(
+            path,
+            lambda stored: TunedFile(
+                profiles=tuple(one for one in stored.profiles if not _is_result(one, facts, hardware))
+            ),
+        )
+
+
+def _is_result(profile: TunedProfile, facts: LoaderFacts, hardware: Hardware) -> bool:
+    is_same = profile.workload.id == facts.workload.id and profile.hardware.is_like(hardware)
+    return profile.is_from_training and is_same
 
 
 def _identify(loader: DataLoader[Any], size: int | None, processes: int) -> WorkloadIdentity:

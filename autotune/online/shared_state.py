@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import _ConnectionBase
 from multiprocessing.managers import BaseProxy
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from autotune.system.procfs import PROC, read_file_positions, read_sent_bytes, read_text
+from autotune.system.software import is_library
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -68,7 +69,7 @@ class SharedState:
         if self._sizes is None:
             found = list(_list_objects(loader.dataset))
             self._sizes = [(one, _count_entries(one)) for one in found if issubclass(type(one), _GROWING)]
-            self._draws = [(one, state) for one in found if (state := _read_random_state(one)) is not None]
+            self._draws = [(one, _read_random_state(one)) for one in found if _is_generator(one)]
 
     def begin_load(self, dataset: Any) -> None:
         """Note what loading a batch in the training process may use."""
@@ -158,16 +159,20 @@ def _read_mode(descriptor: int) -> int:
     return os.O_WRONLY
 
 
-def _read_random_state(one: Any) -> Any:
-    """Return the state of a random generator of Python or numpy, other than the global ones, which torch seeds."""
+def _is_generator(one: Any) -> bool:
+    """Return whether an object is a random generator of Python, numpy or torch, but a global one, which torch seeds."""
     numpy = sys.modules.get("numpy.random")
-    if issubclass(type(one), random.Random) and one is not getattr(random, "_inst", None):
+    seeded = (getattr(random, "_inst", None), torch.default_generator, numpy and numpy.mtrand._rand)
+    kinds = (random.Random, torch.Generator, *((numpy.Generator, numpy.RandomState) if numpy else ()))
+    return issubclass(type(one), kinds) and not any(one is each for each in seeded)
+
+
+def _read_random_state(one: Any) -> Any:
+    if issubclass(type(one), random.Random):
         return one.getstate()
-    if numpy is not None and type(one) is numpy.Generator:
-        return repr(one.bit_generator.state)
-    if numpy is not None and type(one) is numpy.RandomState and one is not numpy.mtrand._rand:
-        return repr(one.get_state())
-    return None
+    if issubclass(type(one), torch.Generator):
+        return one.get_state().tolist()
+    return repr(one.bit_generator.state if hasattr(one, "bit_generator") else one.get_state())
 
 
 def _read_attributes(dataset: Any) -> dict[str, Any]:
@@ -186,8 +191,8 @@ def _count_entries(one: Any) -> int:
 
 
 def _list_objects(root: Any) -> Iterator[Any]:
-    """Yield the objects that a dataset refers to, the nearest first, and caches of its methods."""
-    queue, seen = deque([root]), {id(root)}
+    """Yield the objects that a dataset refers to, the nearest first, and what its classes and functions share."""
+    queue, seen, kinds = deque([root]), {id(root)}, set[type]()
     while queue:
         one = queue.popleft()
         yield one
@@ -195,23 +200,47 @@ def _list_objects(root: Any) -> Iterator[Any]:
         if kind in {*_GROWING, tuple}:
             found = list(itertools.islice(one.values() if kind is dict else one, MAX_ENTRIES))
         else:
-            found = [*_list_shared(kind), *gc.get_referents(one)]
-        for each in found:
-            may_grow = gc.is_tracked(each) or type(each) is dict  # one of numbers and text is not tracked
-            is_new = may_grow and id(each) not in seen and not issubclass(type(each), _SKIPPED)
+            found = list(gc.get_referents(one))
+            if kind not in kinds and kind.__module__ != "builtins":
+                kinds.add(kind)
+                found += _list_shared(vars(kind).values())
+        functions = [each for each in found if _is_own_function(each) and id(each) not in seen]
+        seen.update(map(id, functions))
+        for each in (*found, *_list_shared(functions)):
+            may_change = gc.is_tracked(each) or type(each) in (dict, torch.Generator)  # of numbers: not tracked
+            is_new = may_change and id(each) not in seen and not issubclass(type(each), _SKIPPED)
             if is_new and len(seen) < MAX_OBJECTS:
                 seen.add(id(each))
                 queue.append(each)
 
 
-def _list_shared(kind: type) -> Iterator[Any]:
-    """Yield caches and containers of a class, and global ones that its methods name."""
-    for member in () if kind.__module__ == "builtins" else list(vars(kind).values()):
+def _is_own_function(one: Any) -> bool:
+    return type(one) is FunctionType and not is_library(one.__code__.co_filename)
+
+
+def _list_shared(members: Iterable[Any]) -> Iterator[Any]:
+    """Yield caches, containers and random generators among some members, or that functions among them name.
+
+    Functions of the user's that these functions name count, too.
+    """
+    for member in members:
         named = [member]
         if type(member) is FunctionType:
-            loads = (one.argval for one in dis.get_instructions(member) if one.opname == "LOAD_GLOBAL")
-            named = [member.__globals__.get(name) for name in loads]
-        yield from (one for one in named if type(one) in (functools._lru_cache_wrapper, *_GROWING))
+            named = list(_list_named(member, member.__code__))
+            own = filter(_is_own_function, tuple(named))
+            named += [each for one in own for each in _list_named(one, one.__code__)]
+        for one in named:
+            if type(one) in (functools._lru_cache_wrapper, *_GROWING) or _is_generator(one):
+                yield one
+
+
+def _list_named(function: FunctionType, code: CodeType) -> Iterator[Any]:
+    """Yield the global objects that a function, or a function within it, names."""
+    for one in dis.get_instructions(code):
+        if one.opname == "LOAD_GLOBAL":
+            yield function.__globals__.get(one.argval)
+        elif type(one.argval) is CodeType:
+            yield from _list_named(function, one.argval)
 
 
 def _is_connection(one: Any) -> bool:

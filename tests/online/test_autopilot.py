@@ -6,11 +6,12 @@ import copy
 import functools
 import gc
 import io
+import itertools
 import multiprocessing
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +24,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from autotune.checking import check
 from autotune.errors import UsageError
 from autotune.online.attach import autopilot
-from autotune.online.autopilot import Stats, print_sentence
-from autotune.online.group import WorkerSettings, wait_for_ending_workers
+from autotune.online.autopilot import PAUSE_SECONDS, Stats, print_sentence
+from autotune.online.group import WorkerGroup, WorkerSettings, wait_for_ending_workers
 from autotune.online.model import Window
 from autotune.online.result import find_start, read_hardware
 from autotune.profiles.load import load, select_profile
+from autotune.profiles.store import read_profiles, save_profile
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -55,6 +57,16 @@ class Waiting(Dataset[torch.Tensor]):
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(range(8))
+
+
+class Resumable(torch.utils.data.SequentialSampler):
+    """A sampler whose position a checkpoint has."""
+
+    def __init__(self) -> None:
+        super().__init__(range(8))
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
 
 
 def run_epochs(workers: int, *, persistent: bool = False, tuned: bool, stop_at: int | None = None) -> list[Any]:
@@ -125,6 +137,15 @@ def test_added_workers_that_failed_are_no_result() -> None:
     loader.autopilot_state.controller.windows[WorkerSettings(0, 2)] = Window(8, 1.0)
     loader.autopilot_state._fail("one was killed")
     assert not Path("dltune.json").exists()
+
+
+def test_a_result_whose_workers_fail_later_is_removed_and_others_stay() -> None:
+    state = converge(0.004)
+    (saved,) = read_profiles(Path("dltune.json"))
+    other = saved.model_copy(update={"workload": saved.workload.model_copy(update={"step": "another one"})})
+    save_profile(Path("dltune.json"), other)
+    state._fail("one was killed")
+    assert read_profiles(Path("dltune.json")) == (other,)
 
 
 def prepare_worker(worker_id: int) -> None:
@@ -340,9 +361,10 @@ def test_an_unknown_switch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (lambda: DataLoader(Stream()), "an IterableDataset divides its samples"),
         (lambda: DataLoader(Waiting(), num_workers=1, in_order=False), "in_order=False"),
+        (lambda: DataLoader(Waiting(), sampler=Resumable()), "a checkpoint would have the position of a sampler"),
         (lambda: OwnIteration(Waiting()), "OwnIteration overrides __iter__"),
     ],
-    ids=["iterable", "out of order", "own __iter__"],
+    ids=["iterable", "out of order", "resumable", "own __iter__"],
 )
 def test_a_loader_whose_workers_cannot_change_is_left_with_a_sentence(
     make: Callable[[], DataLoader[Any]], reason: str, capsys: pytest.CaptureFixture[str]
@@ -476,6 +498,45 @@ def test_a_look_at_a_batch_neither_limits_the_workers_nor_ends_the_tuning() -> N
         if loader.autopilot_state.controller.settings.workers > 1:
             break
     assert loader.autopilot_state.controller.settings.workers > 1
+
+
+class Endless(torch.utils.data.Sampler[int]):
+    """As many indices as the training takes, though it has a length."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(64))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_look_at_a_batch_does_not_end_an_epoch_beyond_the_length_of_its_loader(workers: int) -> None:
+    loader: Any = DataLoader(Waiting(0.001), 8, num_workers=workers, sampler=Endless())
+    iterator = iter(autopilot(loader, None, quiet=True))
+    taken = []
+    for step in range(24):
+        taken.append(next(iterator)[0, 0].item())
+        if step in (6, 12):
+            next(iter(loader))
+    assert taken == [step * 8 % 64 for step in range(24)]
+
+
+def test_the_start_of_workers_is_no_pause_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = WorkerGroup.__init__
+
+    def start_slowly(*given: Any, **more: Any) -> None:
+        time.sleep(2 * PAUSE_SECONDS)
+        start(*given, **more)
+
+    monkeypatch.setattr(WorkerGroup, "__init__", start_slowly)
+    loader: Any = autopilot(DataLoader(Waiting(), 8, num_workers=1), None, quiet=True)
+    iterator = iter(loader)
+    state = loader.autopilot_state
+    state._began = Window()
+    state._read = lambda _: Window(8, 10 * PAUSE_SECONDS)
+    assert not state._is_pause(state._epoch)
+    assert len(list(iterator)) == 8
 
 
 def take_as_lightning(loader: Any, epochs: int) -> list[set[Any]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import functools
 import gc
+import multiprocessing
 import os
 import re
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -205,6 +207,40 @@ def test_an_interrupt_during_the_start_of_workers_arrives_after_it() -> None:
         start()
     assert steps == ["started"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class JobError(TimeoutError):
+    """The time limit of the job, which a handler of the script raises."""
+
+
+def test_an_error_that_a_signal_handler_of_the_script_raises_is_none_of_the_workers() -> None:
+    def end_job(_number: int, _frame: Any) -> None:
+        raise JobError
+
+    before = signal.signal(signal.SIGALRM, end_job)
+    try:
+        epoch = make_epoch(DataLoader(Failing(0, list, seconds=0.2), 8), WorkerSettings(1, 2))
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(JobError):
+            list(iterate(epoch))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not epoch.failure
+
+
+class FailingLate(Failing):
+    """Samples of which workers can load the first ones, so that they send batches before."""
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        return super().__getitem__(index) if index >= 80 else (index, torch.zeros(1))
+
+
+def test_workers_whose_dataset_raises_an_error_end_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    config: Any = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    monkeypatch.delitem(config, "tempdir", raising=False)  # so that each worker makes a folder of its own
+    assert "OSError" in check_that_training_goes_on(DataLoader(FailingLate(0, raise_error), 8))
+    wait_until(lambda: not list(tmp_path.iterdir()))
 
 
 @pytest.mark.slow  # torch waits five seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import io
 import logging
@@ -16,8 +17,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -30,6 +33,7 @@ from autotune.online.controller import Controller
 from autotune.online.group import WorkerSettings
 from autotune.online.model import Window
 from autotune.online.result import read_facts, save_result
+from autotune.online.shared_state import _list_objects
 from tests.echo_server import serve_echo
 from tests.online.test_epoch import own_settings
 
@@ -275,9 +279,39 @@ def test_threads_of_the_dataset(capsys: pytest.CaptureFixture[str]) -> None:
     assert "workers would not have the dataset's threads" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("generator", [random.Random(0), np.random.default_rng(0), np.random.RandomState(0)])
-def test_a_random_generator_of_the_dataset(generator: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    dataset = Holding(generator, lambda index: index + 0 * int(generator.random()))
+NOISE = random.Random(0)
+
+
+def add_noise(index: int, generator: Any = None) -> int:
+    return index + max(0 * int((generator or NOISE).random()) for _ in range(1))
+
+
+class Noisy(Reading):
+    """Samples with random numbers of a global generator, which a function draws."""
+
+    def __init__(self) -> None:
+        super().__init__(int)
+
+    def __getitem__(self, index: int) -> int:
+        return super().__getitem__(add_noise(index))
+
+
+TORCH_GENERATOR = torch.Generator()
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        *(
+            Holding(one, partial(add_noise, generator=one))
+            for one in (random.Random(0), np.random.default_rng(0), np.random.RandomState(0))
+        ),
+        Holding(TORCH_GENERATOR, lambda index: index + 0 * int(torch.rand(1, generator=TORCH_GENERATOR))),
+        Reading(add_noise),
+        Noisy(),
+    ],
+)
+def test_a_random_generator_of_the_dataset(dataset: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert converge(dataset).controller.settings.workers == 0
     assert "each worker would repeat the random numbers of the dataset's generator" in capsys.readouterr().err
 
@@ -350,6 +384,13 @@ class CountingCalls(Reading):
     def __getitem__(self, index: int) -> int:
         self.calls += 1
         return super().__getitem__(index)
+
+
+def test_the_methods_of_a_class_are_read_once_however_many_objects_it_has() -> None:
+    samples = [{"image": torch.ones(3), "label": torch.ones(1)} for _ in range(1000)]
+    with mock.patch.object(dis, "get_instructions", return_value=()) as read:
+        assert sum(type(one) is torch.Tensor for one in _list_objects(samples)) == 2000
+    assert 0 < read.call_count < 1000
 
 
 def test_a_number_that_loading_changes(capsys: pytest.CaptureFixture[str]) -> None:
