@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from autotune.runner.supervisor_client import SupervisorClient
 from autotune.search.loop import Search, SearchOutcome
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
+from autotune.settings import SETTINGS
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.procfs import TRIAL_VARIABLE
 from autotune.system.signals import defer_interrupts, raise_lost_interrupt
@@ -135,6 +137,11 @@ def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest
         return TuningRequest(workload=WorkloadRequest(dataset=find_import_string(value), **workload), **named)
     except ValidationError as error:
         path, reason = explain_invalid(error)
+        if error.errors()[0]["type"] == "extra_forbidden":
+            known = [*TuningRequest.model_fields, *WorkloadRequest.model_fields]
+            similar = difflib.get_close_matches(path[-1], known, n=1)
+            hint = f"fixed={{{path[-1]!r}: VALUE}}" if path[-1] in SETTINGS else f"{similar[0]}=" if similar else ""
+            reason = f"there is no such option{hint and f' (is it {hint}?)'}"
         option = f"..., {'.'.join(path)}=" if path else ""  # of several options, there is no path
         raise UsageError(f"tune({option}...): {reason}.") from None
 

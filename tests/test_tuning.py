@@ -31,7 +31,7 @@ from autotune.request import TuningRequest, ValueRange, WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from autotune.search.plan import Plan
 from autotune.time_budget import TimeBudget
-from autotune.tuning import TuningResult, tune
+from autotune.tuning import TuningResult, request_from_object, tune
 from autotune.validation.runs import MIN_RUNS
 from tests.builders import (
     count_trials,
@@ -42,6 +42,7 @@ from tests.builders import (
     make_result,
     make_workload,
 )
+from tests.misbehaving import make_honest
 
 Rate = Callable[[LoaderConfig], float]
 
@@ -315,6 +316,20 @@ def test_a_malformed_import_string_and_a_missing_folder_are_rejected_before_the_
     with pytest.raises(OutputError, match="does not exist"):
         run(bench, make_request(output="missing/dltune.json"))
     assert bench.asked == []
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ({"trails": 3}, r"tune\(\.\.\., trails=\.\.\.\): there is no such option \(is it trials=\?\)\."),
+        ({"timeout": "10m"}, r"is it timeout_seconds=\?"),
+        ({"batch_size": 8}, r"is it fixed=\{'batch_size': VALUE\}\?"),
+        ({"zzz": 8}, r"zzz=\.\.\.\): there is no such option\."),
+    ],
+)
+def test_an_unknown_option_of_tune_is_an_error_with_the_most_similar_one(option: dict[str, Any], hint: str) -> None:
+    with pytest.raises(UsageError, match=hint):
+        request_from_object(make_honest, option)
 
 
 def test_a_measurement_that_all_others_contradict_is_repeated() -> None:

@@ -265,7 +265,7 @@ def _is_forkable() -> bool:
 def main() -> None:
     """Serve the tuner that the command line names, as its supervisor or as the process of a trial."""
     descriptor, *tuner = sys.argv[1:]
-    sys.argv[:] = sys.argv[:1]
+    sys.argv[:] = ["dltune"]  # argparse of a module prints it
     if not tuner:
         serve_trial(int(descriptor), is_fork=False)
     for number in IGNORED_SIGNALS:

@@ -112,10 +112,12 @@ def merge(files: tuple[str, ...], output: str | None) -> None:
 
 
 def name_in(file: str, workload_id: str) -> str | None:
-    """Return the id of a profile's workload if the file has several workloads, so that commands must name one."""
+    """Return the name of a workload if the file has several workloads, so that commands must name one."""
+    from autotune.profiles.load import name_workloads
     from autotune.profiles.store import read_profiles
 
-    return workload_id if {one.workload_id for one in read_profiles(Path(file))} - {workload_id} else None
+    names = name_workloads(read_profiles(Path(file)))
+    return next((name for name, ids in names.items() if workload_id in ids), None) if len(names) > 1 else None
 
 
 def _is_report(path: Path) -> bool:

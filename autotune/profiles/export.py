@@ -6,12 +6,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.errors import UsageError
 from autotune.profiles.schema import TunedProfile, WorkloadIdentity
 from autotune.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from autotune.profiles.load import TunedLoader
 
 Library = Literal["hf", "lightning", "accelerate", "timm", "statefuldataloader"]
 Target = Literal[Library, "json", "yaml"]
@@ -112,8 +115,10 @@ _CREATE_LOADER: Final = replace(
 )
 
 
-def export(profile: TunedProfile, to: Target) -> Export:
+def export(profile: TunedProfile | TunedLoader, to: Target) -> Export:
     """Export a configuration in another library's format, as tuned: it is not scaled down to this machine."""
+    if not isinstance(profile, TunedProfile):
+        profile = profile.profile
     if to not in TARGETS:
         raise UsageError(f"{to!r} is not one of {', '.join(TARGETS)}.")
     target, size = _FORMATS[to], profile.dataloader.batch_size

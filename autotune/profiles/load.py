@@ -115,7 +115,7 @@ def select_profile(
         named = [one for one in named if name == (one.label or one.workload.title)] or named
     else:
         named = [one for one in profiles if not one.is_from_training] or named
-    titles = _list_titles(named or profiles)
+    titles = list(name_workloads(named or profiles))
     if not named:
         raise ProfileError(f"{path} has no profile {name!r}; it has {', '.join(titles)}.")
     if len(titles) > 1:
@@ -145,14 +145,17 @@ def describe_here(profile: TunedProfile, machine: MachineProfile) -> Hardware:
     return describe_local_hardware(machine, profile.hardware, gpus=() if is_for_cpu else None)
 
 
-def _list_titles(profiles: Iterable[TunedProfile]) -> list[str]:
-    """Return a name for each workload; without a label, those that differ only in arguments or step have their ids."""
-    titles: dict[str, dict[str, str]] = {}
+def name_workloads(profiles: Iterable[TunedProfile]) -> dict[str, set[str]]:
+    """Return the ids of each workload by its name; without a label, an id is the name if only arguments or step differ.
+
+    A workload has several ids if it was tuned for several numbers of processes.
+    """
+    titles: dict[str, dict[str, set[str]]] = {}
     for one in profiles:
         same = titles.setdefault(one.label or one.workload.title, {})
         key = one.label or json.dumps([one.workload.dataset_args, one.workload.step], sort_keys=True)
-        same[key] = one.workload_id
-    return [name for title, same in titles.items() for name in ([title] if len(same) == 1 else same.values())]
+        same.setdefault(key, set()).add(one.workload_id)
+    return {title if len(same) == 1 else max(ids): ids for title, same in titles.items() for ids in same.values()}
 
 
 def measure_distance(there: Hardware, here: Hardware) -> tuple[bool, float]:
@@ -326,7 +329,8 @@ def load(
         return TunedLoader(found, found.config)
     reasons, tuned_for = [], found.workload.nproc_per_node
     if tuned_for != processes:
-        reasons.append(f"for {tuned_for} training processes on the host, not for {processes}")
+        count = "one training process" if tuned_for == 1 else f"{tuned_for} training processes"
+        reasons.append(f"for {count} on the host, not for {processes}")
     if changed := [one.text for one in compare((found.hardware, here)) if one.requires_retune]:
         reasons.append(f"on another machine: {', '.join(changed)}")
     mismatch = " and ".join(reasons) or "with slightly more memory"

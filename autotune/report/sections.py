@@ -12,9 +12,9 @@ from autotune.profiles.schema import TunedProfile
 from autotune.settings import RANGES, SETTINGS, describe_config
 from autotune.units import format_bytes, format_rate, format_seconds
 
-NO_CHANGE: Final = "No change recommended: your settings are within noise of the best"
-ONLY_YOURS: Final = "No change recommended: only your settings were measured"
-NOTHING_YET: Final = "Nothing faster than your settings was found before the run ended"
+NO_CHANGE: Final = "No change recommended: {} are within noise of the best"
+ONLY_BASELINE: Final = "No change recommended: only {} were measured"
+NOTHING_YET: Final = "Nothing certainly faster than {} was found before the run ended"
 BOTTLENECKS: Final = {
     "step": "the training step",
     "cpu": "CPU-bound data loading",
@@ -57,8 +57,9 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     base = result.baseline if result.decision == "faster" else None
     rate = f"{number(result.samples_per_second)} samples/s"
     has_others = any(one.samples_per_second and one.config != profile.config for one in profile.search.trials)
-    unchanged = (NO_CHANGE if has_others else ONLY_YOURS) if profile.is_complete else NOTHING_YET
-    headline = rate if result.decision == "faster" else unchanged
+    unchanged = (NO_CHANGE if has_others else ONLY_BASELINE) if profile.is_complete else NOTHING_YET
+    kept = "your settings" if result.baseline is None else result.baseline.description
+    headline = rate if result.decision == "faster" else unchanged.format(kept)
     throughput = f"{rate} in each of {processes} processes" if processes > 1 else f"{rate} in training"
     throughput += _interval(result.samples_per_second_ci95, number)
     if base is not None and result.speedup is not None:

@@ -21,7 +21,7 @@ FORKED_LOCK: Final = (
     "If it waits for a lock or a thread that the training process had when it forked, create it in the worker, or "
     f"{_SPAWN}"
 )
-CAUSES: Final = {  # by the calls that do not return and their source, the innermost first
+CAUSES: Final = {  # in a worker, by the calls that do not return and their source, the innermost first
     r"\A.*\bcv2\.": (  # reported of OpenCV 3 and 4 (pytorch/pytorch#1355); version 5 did not hang
         f"A forked worker lacks the threads of OpenCV: call cv2.setNumThreads(0) before the first image, or {_SPAWN}"
     ),
@@ -34,10 +34,13 @@ CAUSES: Final = {  # by the calls that do not return and their source, the inner
     r"\A.*\btorch\.": (
         f"A forked worker lacks the threads of OpenMP: leave it at one (torch.set_num_threads), or {_SPAWN}"
     ),
+}
+NETWORK: Final = {
     r"socket\.py|ssl\.py|urllib|requests|botocore|aiohttp": (
         "It waits for a reply of the network: set a time limit for requests, or allow more with --stall-time"
     ),
 }
+COMPUTES: Final = "It computes: if it only needs longer, allow it with --stall-time and --timeout"
 WAITS_FOR_DISK: Final = "It waits in the kernel for a disk or a network file system: check the mount and dmesg"
 DEADLOCK: Final = "deadlock: the training process waits for a batch while all workers are idle; a batch was lost"
 _WAITING_FILES: Final = re.compile(r"[/\\](multiprocessing[/\\]\w+|selectors|threading|queue)\.py$")
@@ -119,19 +122,24 @@ def find_blocking(found: Sequence[ProcessStacks]) -> HangReport:
     for one in sorted(found, key=lambda one: (one.pid not in loading, one.pid not in silent)):
         if one.pid in silent:
             sentence = f"{names[one.pid]} does not respond (state {one.state})"
-            return HangReport(sentence, WAITS_FOR_DISK if one.state.startswith("D") else FORKED_LOCK, text)
+            return HangReport(sentence, _explain_state(one.state) or FORKED_LOCK, text)
         stack = loading.get(one.pid) or _find_busy_stack(one)
         if not stack or (one.pid in loading and all(_WAITING_FILES.search(frame.filename) for frame in stack[:-1])):
             continue
         calls = write_stack(stack)
-        advice = next((advice for pattern, advice in CAUSES.items() if re.search(pattern, calls, re.IGNORECASE)), "")
+        causes = (CAUSES if one.pid in loading else {}) | NETWORK
+        advice = next((advice for pattern, advice in causes.items() if re.search(pattern, calls, re.IGNORECASE)), "")
         own = next((frame for frame in stack if not is_library(frame.filename)), stack[0])
         source = f": `{own.line}`" if own.line else ""
         place = f"`{own.name}` at {Path(own.filename).name}:{own.lineno}{source}"
         place = place if own == stack[0] else f"`{stack[0].name}`, called by {place}"
         sentence = f"{names[one.pid]} hangs in {place} (state {one.state})"
-        return HangReport(sentence, WAITS_FOR_DISK if one.state.startswith("D") else advice, text)
+        return HangReport(sentence, _explain_state(one.state) or advice, text)
     return HangReport(DEADLOCK if loading else "", stacks=text)
+
+
+def _explain_state(state: str) -> str:
+    return {"D": WAITS_FOR_DISK, "R": COMPUTES}.get(state[:1], "")
 
 
 def _find_worker_stack(process: ProcessStacks) -> Stack:

@@ -1,4 +1,4 @@
-"""Handles SIGINT and SIGTERM so that an interrupted run keeps its measurements, even while it writes its result."""
+"""Handles signals so that an interrupted run keeps its measurements, even while it writes its result."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from types import FrameType
 from typing import Final
 
 DEBOUNCE_SECONDS: Final = 0.4  # `timeout` signals a process and its group at once; users press Ctrl-C less often
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _received: Final[set[str]] = set()  # "interrupt" if one was raised during the current command
 
 
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM and on SIGINT, even if a shell has set SIGINT to be ignored."""
+    """Raise KeyboardInterrupt on SIGTERM, on SIGHUP but under nohup, and on SIGINT, even if a shell has it ignored."""
 
     def interrupt() -> None:
         _received.add("interrupt")
         raise KeyboardInterrupt
 
+    is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     try:
-        with _handle(SIGNALS, interrupt):
+        with _handle([number for number in SIGNALS if number != signal.SIGHUP or not is_kept], interrupt):
             yield
     finally:
         _received.clear()

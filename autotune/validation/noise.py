@@ -49,8 +49,8 @@ class NoiseMonitor:
         busy, limit = statistics.median(self._others), max(MIN_OTHERS_CPUS, OTHERS_SHARE * usable)
         if busy > limit:
             yield (
-                f"Other processes used {busy:.0%} of a CPU during the validation (limit {limit:.0%}, with {usable:g} "
-                "usable CPUs): stop them and tune again."
+                f"Other processes used {busy:.0%} of a CPU during the validation (limit {limit:.0%}; usable CPUs: "
+                f"{usable:g}): stop them and tune again."
             )
         if steal > MAX_STEAL_SHARE:
             yield (
@@ -63,8 +63,9 @@ class NoiseMonitor:
                 f"{MAX_THROTTLED_SHARE:.0%}), as expected if workers saturate it: tune again if training has another."
             )
         if (drift := measure_drift(rates)) > MAX_DRIFT:
+            change = f"{drift:.1%}" if drift < 1 else f"{1 + drift:.3g}x"
             yield (
-                f"The machine became {drift:.1%} slower or faster between runs (limit {MAX_DRIFT:.0%}): check for "
+                f"The machine became {change} slower or faster between runs (limit {MAX_DRIFT:.0%}): check for "
                 "other load, heat or power saving, and tune again. Speedups compare the same runs and hardly change."
             )
 

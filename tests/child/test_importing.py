@@ -79,6 +79,15 @@ def test_a_missing_module_or_attribute_is_reported(text: str, words: str) -> Non
         import_attribute(text)
 
 
+def test_a_package_in_src_is_to_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path, {"src/dltune_package/data.py": ""})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UsageError, match=r"Its package is in src: install it \(pip install -e \.\), or set PYTHONPATH=src"
+    ):
+        import_attribute("dltune_package.data:make")
+
+
 @pytest.mark.usefixtures("modules")
 def test_an_error_of_the_users_module_is_not_changed() -> None:
     with pytest.raises(ZeroDivisionError, match="their own"):

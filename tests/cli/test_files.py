@@ -43,8 +43,8 @@ def test_show_prints_the_named_profile_as_json() -> None:
     (profile,) = TunedFile.model_validate_json(shown).profiles
     assert profile.workload.dataset == "pkg.data:make_other"
     text = invoke("show").stdout
-    assert "pkg.data:make_dataset" in text
-    assert "pkg.data:make_other" in text
+    for name in ("pkg.data:make_dataset", "pkg.data:make_other"):
+        assert f'autotune.load("dltune.json", profile="{name}")' in text
 
 
 @pytest.mark.parametrize(("text", "words"), [(None, "cannot be read"), ("{", "not a tuned file")])

@@ -93,6 +93,10 @@ def terminate(pid: int) -> None:
     os.kill(pid, signal.SIGTERM)
 
 
+def hang_up(pid: int) -> None:
+    os.kill(pid, signal.SIGHUP)
+
+
 SEARCH = make_command(  # a waiting dataset is far from the upper bound, at which a search ends
     "--trials", "40", "--sampler", "random", dataset="tests.misbehaving:make_waiting"
 )
@@ -101,8 +105,8 @@ IN_BACKGROUND = ["sh", "-c", 'trap "" INT && exec "$@"', "sh", *SEARCH]  # as a 
 
 @pytest.mark.parametrize(
     ("command", "interrupt"),
-    [(SEARCH, press_ctrl_c), (IN_BACKGROUND, press_ctrl_c), (SEARCH, terminate)],
-    ids=["in the foreground", "in the background", "by SIGTERM"],
+    [(SEARCH, press_ctrl_c), (IN_BACKGROUND, press_ctrl_c), (SEARCH, terminate), (SEARCH, hang_up)],
+    ids=["in the foreground", "in the background", "by SIGTERM", "by SIGHUP"],
 )
 @pytest.mark.fault("Ctrl-C")
 def test_an_interrupted_run_writes_the_best_so_far(command: list[str], interrupt: Any, workdir: Path) -> None:

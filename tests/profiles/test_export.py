@@ -15,6 +15,7 @@ from autotune.cli import show
 from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import UsageError
 from autotune.profiles.export import LIBRARIES, TARGETS, Export, Library, Target, export, translate
+from autotune.profiles.load import TunedLoader
 from tests.builders import make_config, make_profile
 
 WITH_COMMENTS = tuple(target for target in TARGETS if target not in ("timm", "json"))
@@ -92,6 +93,11 @@ def test_a_stateful_loader_without_order_is_noted_because_it_may_not_resume() ->
     made = export_config(UNUSUAL, "statefuldataloader")
     assert '"in_order": False' in made.text
     assert any("does not guarantee to resume" in note for note in made.notes)
+
+
+def test_what_load_returns_is_exported_as_its_profile() -> None:
+    profile = make_profile()
+    assert export(TunedLoader(profile, profile.config), "json") == export(profile, "json")
 
 
 def test_an_unknown_target_is_an_error_that_lists_the_known_ones() -> None:

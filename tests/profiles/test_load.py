@@ -100,7 +100,7 @@ def test_the_number_of_processes_is_read_from_the_launcher(tmp_path: Path, monke
 
 def test_a_profile_for_one_process_is_divided_among_several_with_a_warning(tmp_path: Path) -> None:
     path = write_profiles(tmp_path, make_for_processes(1, 12))
-    with pytest.warns(UserWarning, match=r"was tuned for 1 training processes on the host, not for 4\."):
+    with pytest.warns(UserWarning, match=r"was tuned for one training process on the host, not for 4\."):
         found = load(path, nproc_per_node=4)
     assert (found.fit, found.config.dataloader.num_workers) == ("scaled_down", 3)
     with pytest.raises(ProfileError, match=r"not for 4\. Retune here"):

@@ -41,7 +41,7 @@ def test_a_run_ends_with_the_result_one_tip_one_warning_and_lines_to_paste() -> 
 
 def test_no_change_is_one_sentence_and_nothing_is_to_be_pasted() -> None:
     transcript = """
-        Result  No change recommended: your settings are within noise of the best.
+        Result  No change recommended: PyTorch's defaults are within noise of the best.
                 1,800 samples/s in training (95% CI 1,750-1,850)
                 waiting for data 10% of the time · peak memory 1.0 GiB · bottleneck: the training step
         Saved to out/dltune.json in 35.0 s. Report: dltune report out/dltune.json

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from autotune.runner.hangs import (
+    COMPUTES,
     DEADLOCK,
     FORKED_LOCK,
     WAITS_FOR_DISK,
@@ -181,6 +182,11 @@ def test_a_forked_process_without_a_stack_is_named_before_a_rank_that_waits_for_
     found = find_blocking([process(1, LAUNCHER), *ranks, *workers])
     assert found.sentence == f"a process forked by rank 1 does not respond (state {state})"
     assert found.advice == advice
+
+
+def test_a_process_that_computes_needs_more_time_and_no_other_start_of_its_workers(data: str) -> None:
+    assert find_blocking([process(1, (Frame(data, 5, "step"), TRIAL, SERVE), state="R")]).advice == COMPUTES
+    assert find_blocking([process(1, (Frame(data, 5, "step"), TRIAL, SERVE))]).advice == ""
 
 
 def test_idle_workers_are_a_deadlock_and_a_process_in_the_kernel_waits_for_a_disk(data: str) -> None:

@@ -33,6 +33,15 @@ def test_a_signal_that_is_sent_twice_interrupts_once(number: signal.Signals) -> 
         signal.raise_signal(signal.SIGINT)
 
 
+def test_nohup_stays_in_force() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with raise_on_signals():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(
     ("times", "every_seconds", "least"), [(3, 1.1 * DEBOUNCE_SECONDS, 3), (10, DEBOUNCE_SECONDS / 4, 2)]
 )

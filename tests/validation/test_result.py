@@ -16,7 +16,7 @@ from autotune.profiles.schema import Contribution, TunedProfile
 from autotune.protocol.measurement import RankWaits, TrialResult
 from autotune.request import TuningRequest
 from autotune.search.loop import SearchOutcome
-from autotune.search.plan import Plan
+from autotune.search.plan import Plan, make_plan
 from autotune.search.study import TrialRecord
 from autotune.validation.candidate_runs import CandidateRuns
 from autotune.validation.decision import Decision
@@ -29,7 +29,9 @@ from tests.builders import (
     make_config,
     make_gpu_workload,
     make_limits,
+    make_machine,
     make_measurement_of,
+    make_request,
     make_result,
     make_workload,
 )
@@ -153,6 +155,13 @@ def test_a_profile_warns_of_noise_failed_runs_and_repeated_data() -> None:
     warnings = build(validation=make_validation(best, noise=("The machine is busy.",))).result.warnings
     assert warnings[:2] == ("The machine is busy.", "w=4 pf=2 bs=32 persistent: 1 of 3 validation runs failed: it died")
     assert "delivered 2,000 samples in an epoch of a dataset of 1,000" in warnings[2]
+
+
+def test_a_result_without_workers_says_that_shm_is_not_writable() -> None:
+    request = make_request(fixed={"batch_size": 32})
+    plan = make_plan(request, make_machine(shm_writable=False), IO_BOUND, make_limits())
+    warnings = build(plan=plan, validation=make_validation(make_candidate(BASELINE, 400.0))).result.warnings
+    assert any("they need /dev/shm, which is not writable" in one for one in warnings)
 
 
 def test_the_rates_of_copies_are_those_of_the_device() -> None:
