@@ -29,6 +29,7 @@ NEVER: Final = timedelta(days=365)  # the tuner ends hung ranks, and reports whe
 # From torch 2.10 on, gloo's thread drops its reference with the GIL, after all_reduce has returned. To take the GIL it
 # locks all thread states; a worker that Python 3.11 forks at that moment waits for this lock forever.
 OWN_REFERENCES: Final = 2  # a local variable, and the argument of getrefcount
+RELEASE_SECONDS: Final = 1.0
 HOST: Final = "127.0.0.1"
 VOTES: Final = ("stop", "abandon")
 STOP_REASONS: Final[tuple[StopReason, ...]] = get_args(StopReason)
@@ -120,7 +121,8 @@ class RankSync:
             if "DataLoader worker" in str(error):  # of torch's SIGCHLD handler, which can be raised anywhere
                 raise
             raise RankLostError(str(error)) from None
-        while sys.getrefcount(tensor) > OWN_REFERENCES:
+        deadline = time.monotonic() + RELEASE_SECONDS
+        while sys.getrefcount(tensor) > OWN_REFERENCES and time.monotonic() < deadline:
             time.sleep(0)  # lets gloo's thread take the GIL
         sums: list[float] = tensor.tolist()
         return sums

@@ -142,6 +142,7 @@ def profile_workload(
         costly_lines=costly_lines,
         shards=next((n for n in shards if type(n) is int and n > 0 and workload.kind == "iterable"), None),
         baseline=workload.baseline,
+        is_from_data_module=workload.owner is not None,
         loader_class=None if own is None else own.name,
         fixed_settings=dict(workload.fixed),
         loader_decides=() if own is None else tuple(own.fixed),

@@ -29,6 +29,7 @@ class WorkloadIdentity(FrozenModel):
     sample_bytes_error: Count = 0  # half-width of the 99.9% interval of the mean; 0 if unknown
     step: str  # import string of the step, `simulated 35.0 ms` or `built-in`
     kind: Literal["map", "iterable"] = "map"  # a loader can shuffle only a map-style dataset
+    is_from_data_module: bool = False  # whether a data module of Lightning returned the loader
     gives_loader: bool = False  # whether the factory returned a plain DataLoader, with other arguments of its own
     loader_class: str | None = None  # the user's loader class or loader function; None for a plain DataLoader
     loader_decides: tuple[str, ...] = ()  # settings that this loader does not accept

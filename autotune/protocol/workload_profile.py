@@ -92,6 +92,7 @@ class WorkloadProfile(FrozenModel):
     samples: Count | None  # in an epoch; None if unknown
     sample_bytes: Count  # of tensors per sample, mean
     sample_bytes_error: Count = 0  # half-width of the 99.9% interval of the mean; 0 if unknown
+    is_from_data_module: bool = False  # whether a data module returned the loader
     loader_class: LongText | None = None  # class of a custom loader; None for a plain DataLoader
     loader_decides: tuple[SettingName, ...] = ()  # settings that a custom loader decides
     software: Software
@@ -152,6 +153,7 @@ def identify(request: WorkloadRequest, found: WorkloadProfile) -> WorkloadIdenti
         sample_bytes_error=found.sample_bytes_error,
         step=request.describe_step(),
         kind=found.kind,
+        is_from_data_module=found.is_from_data_module,
         gives_loader=found.baseline is not None and found.loader_class is None,
         loader_class=found.loader_class,
         loader_decides=found.loader_decides,

@@ -205,6 +205,8 @@ def load_code(profile: TunedProfile, file: str, name: str | None = None) -> str:
     """Write the code that loads the recommended settings from a file; `name` is the profile to load."""
     label = name or profile.label
     tuned = f"autotune.load({json.dumps(file)}{'' if label is None else f', profile={json.dumps(label)}'})"
+    if profile.workload.is_from_data_module:
+        return f"import autotune\ndatamodule = {tuned}.apply_to(datamodule)"
     if profile.workload.gives_loader:
         return f"import autotune\n{_add_copies(profile, f'loader = {tuned}.apply_to(loader)')}"
     return f"import autotune\n{_write_loader(profile, f'{tuned}.make_loader', {})}"

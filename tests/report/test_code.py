@@ -59,6 +59,11 @@ def test_arguments_of_a_loader_that_the_factory_returned_are_kept() -> None:
     assert load_code(profile, "a.json") == 'import autotune\nloader = autotune.load("a.json").apply_to(loader)'
 
 
+def test_a_data_module_is_tuned_as_a_whole() -> None:
+    profile = make_workload_profile(make_config(2), gives_loader=True, is_from_data_module=True)
+    assert load_code(profile, "a.json") == 'import autotune\ndatamodule = autotune.load("a.json").apply_to(datamodule)'
+
+
 def test_several_processes_get_a_distributed_sampler() -> None:
     assert "sampler=DistributedSampler(dataset)" in plain_code(make_workload_profile(nproc_per_node=2))
 
