@@ -129,6 +129,8 @@ def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest
         if options:
             raise UsageError(f"{', '.join(options)}: set these options in the TuningRequest.")
         return value
+    if given := options.keys() & {"workload", "dataset"}:
+        raise UsageError(f"tune(..., {min(given)}=...): pass the function, dataset or loader as the first argument.")
     if TRIAL_VARIABLE in os.environ:
         raise UsageError('A trial imported a module that calls tune(): put the call under if __name__ == "__main__".')
     named = {name: find_import_string(one) if callable(one) else one for name, one in options.items()}
@@ -138,9 +140,10 @@ def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest
     except ValidationError as error:
         path, reason = explain_invalid(error)
         if error.errors()[0]["type"] == "extra_forbidden":
-            known = [*TuningRequest.model_fields, *WorkloadRequest.model_fields]
-            similar = difflib.get_close_matches(path[-1], known, n=1)
-            hint = f"fixed={{{path[-1]!r}: VALUE}}" if path[-1] in SETTINGS else f"{similar[0]}=" if similar else ""
+            options = {name: name for name in (*TuningRequest.model_fields, *WorkloadRequest.model_fields)}
+            hints = options | {name: f"fixed={{{name!r}: VALUE}}" for name in SETTINGS}
+            similar = difflib.get_close_matches(path[-1], hints.keys() - {"workload", "dataset"}, n=1)
+            hint = hints[similar[0]] if similar else ""
             reason = f"there is no such option{hint and f' (is it {hint}?)'}"
         option = f"..., {'.'.join(path)}=" if path else ""  # of several options, there is no path
         raise UsageError(f"tune({option}...): {reason}.") from None

@@ -321,8 +321,10 @@ def test_a_malformed_import_string_and_a_missing_folder_are_rejected_before_the_
 @pytest.mark.parametrize(
     ("option", "hint"),
     [
-        ({"trails": 3}, r"tune\(\.\.\., trails=\.\.\.\): there is no such option \(is it trials=\?\)\."),
-        ({"timeout": "10m"}, r"is it timeout_seconds=\?"),
+        ({"trails": 3}, r"tune\(\.\.\., trails=\.\.\.\): there is no such option \(is it trials\?\)\."),
+        ({"timeout": "10m"}, r"is it timeout_seconds\?"),
+        ({"num_worker": 8}, r"is it fixed=\{'num_workers': VALUE\}\?"),
+        ({"dataset": "data:make"}, r"dataset=\.\.\.\): pass the function, dataset or loader as the first argument"),
         ({"batch_size": 8}, r"is it fixed=\{'batch_size': VALUE\}\?"),
         ({"zzz": 8}, r"zzz=\.\.\.\): there is no such option\."),
     ],

@@ -150,7 +150,7 @@ def _import_module(name: str, attribute: str) -> ModuleType:
             raise  # the module exists; one that it imports does not
         problem = f"No module named {error.name!r}, neither in {Path.cwd()} nor installed"
         hint = f"If its file is elsewhere, pass the path, as in folder/{name.rpartition('.')[2]}.py:{attribute}."
-        if Path("src", name.partition(".")[0]).is_dir():
+        if error.name == name.partition(".")[0] and Path("src", error.name).is_dir():
             hint = "Its package is in src: install it (pip install -e .), or set PYTHONPATH=src."
         raise UsageError(f"{name}:{attribute}: {problem}. {hint}") from None
 

@@ -117,7 +117,9 @@ def name_in(file: str, workload_id: str) -> str | None:
     from autotune.profiles.store import read_profiles
 
     names = name_workloads(read_profiles(Path(file)))
-    return next((name for name, ids in names.items() if workload_id in ids), None) if len(names) > 1 else None
+    if len(names) < 2:
+        return None
+    return next((workload_id if name in ids else name for name, ids in names.items() if workload_id in ids), None)
 
 
 def _is_report(path: Path) -> bool:

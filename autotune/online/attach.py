@@ -166,8 +166,9 @@ def explain_refusal(loader: DataLoader[Any], cls: Any) -> str:
         return "an IterableDataset divides its samples among the workers"
     if not getattr(loader, "in_order", True):
         return "in_order=False returns batches in the order in which workers finish"
-    if any(hasattr(one, "state_dict") for one in (loader.sampler, loader.batch_sampler)):
-        return "a checkpoint would have the position of a sampler from which batches are drawn ahead"
+    samplers = loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
+    if any(hasattr(type(one), "state_dict") for one in samplers):
+        return "batches are drawn ahead, so a checkpoint of the sampler would have a later position"
     if torch.are_deterministic_algorithms_enabled():
         return "torch.use_deterministic_algorithms asks for reproducible augmentations"
     if torch.get_default_device().type != "cpu":

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.errors import OutputError, ProfileError, UsageError
+from autotune.errors import UsageError
 from autotune.online.controller import Controller
 from autotune.online.epoch import Epoch, EpochIterator
 from autotune.online.group import WorkerGroup, WorkerSettings, find_start_method, wait_for_ending_workers
@@ -310,7 +310,7 @@ class Autopilot:
         self._has_reported, self._is_changing = False, True
         self._report()
         if self._path is not None:
-            with suppress(ProfileError, OutputError):
+            with suppress(Exception):  # training goes on
                 remove_result(self._path, self._facts)
 
     def _change(self, epoch: Epoch) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -33,6 +34,7 @@ from autotune.online.group import (
     WorkerGroup,
     WorkerSettings,
     defer_signals,
+    end_soon,
     find_start_method,
     start_quietly,
     wait_for_ending_workers,
@@ -123,7 +125,10 @@ class Epoch:
             self._add(self._own if self.failure else settings, [])
 
     def _explain(self) -> str:
-        reason = self._limits.shared.explain(self.loader, self.delivered)
+        try:
+            reason = self._limits.shared.explain(self.loader, self.delivered)
+        except Exception as error:  # of the user's classes; another thread may change the dataset
+            reason = f"the dataset cannot be looked at ({_describe(error)})"
         return reason and f"no workers are added: {reason}"
 
     def change(self, settings: WorkerSettings) -> WorkerSettings | None:
@@ -185,7 +190,7 @@ class Epoch:
                     raise
                 patience = self.loader.timeout or HANG_SECONDS
                 if not str(error).startswith("DataLoader timed out"):
-                    self.fall_back(_describe(error), terminate=False)
+                    self.fall_back(_describe(error))
                 elif time.perf_counter() - began >= patience:
                     self.fall_back(f"they returned no batch for {patience:g} s")
                 continue
@@ -199,23 +204,18 @@ class Epoch:
         raise end
 
     @defer_signals()
-    def fall_back(self, reason: str, *, terminate: bool = True) -> None:
-        """End added workers, and have a group of the user's own settings load their batches.
-
-        Args:
-            reason: Why they have failed.
-            terminate: Whether to end them at once; they leave an empty folder of multiprocessing in that case.
-        """
+    def fall_back(self, reason: str) -> None:
+        """End added workers, which have failed, and have a group of the user's own settings load their batches."""
         self.failure, self._first = self.failure or f"added workers failed ({reason})", None
         replacement = WorkerGroup(self._own, self._take, is_own=True)
         for slot in self._queue:
             if slot.group is None or not slot.group.is_own:
                 replacement.plan(slot)
+        added = [one for one in self._groups if not one.is_own]
+        end_soon([one.iterator for one in added if hasattr(one.iterator, "_workers")])
+        for group in added:
+            group.pending = 0
         for group in list(self._groups):
-            if not group.is_own:
-                group.pending = 0
-                for worker in getattr(group.iterator, "_workers", ()) if terminate else ():
-                    worker.terminate()  # it may hang
             self._close(group)
         wait_for_ending_workers()
         self._start(replacement)
@@ -372,9 +372,15 @@ def _count(groups: list[WorkerGroup]) -> int:
 
 def _is_of_workers(error: BaseException) -> bool:
     """Return whether workers caused an error; that of a signal handler of the script ends in its own code."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    file = frame.f_code.co_filename
-    return isinstance(error, Exception) and (is_library(file) or file.startswith(TORCH_FOLDER))  # may be a checkout
+    calls = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    places = [(one.co_filename, one.co_name) for one in calls if is_library(one.co_filename) or _is_of_torch(one)]
+    is_unpickling = places[-1][0].endswith("queues.py") and places[-1][1] == "get"  # a class of the user's failed
+    is_ours = is_library(calls[-1].co_filename) or _is_of_torch(calls[-1]) or is_unpickling
+    return isinstance(error, Exception) and is_ours
+
+
+def _is_of_torch(code: CodeType) -> bool:
+    return code.co_filename.startswith(TORCH_FOLDER)  # which may be a checkout
 
 
 def _describe(error: BaseException) -> str:
@@ -437,7 +443,7 @@ class EpochIterator:
             self.end()
         elif not self._has_ended:
             self._epoch.is_whole = True
-            self._after_end(self._epoch)
+            self._after_end(self._epoch)  # again at its end, where it changes nothing
 
     def end(self) -> None:
         """End the workers, or keep those of persistent ones, and take no further batches."""

@@ -30,6 +30,7 @@ from autotune.system.software import read_start_method_in_force
 
 HANG_SECONDS: Final = 60.0  # after which added workers that return nothing have failed, if the loader has no `timeout`
 END_SECONDS: Final = 5.0  # the longest that new workers wait for ending ones
+SOON_SECONDS: Final = 0.5  # the longest that the training waits for workers that failed
 _STARTING: Final = threading.RLock()  # one thread at a time
 ITERATORS: Final[weakref.WeakSet[Any]] = weakref.WeakSet()  # of all groups that have workers
 _DEFERRED: Final[list[dict[signal.Signals, Any]]] = []  # handlers of signals that are deferred
@@ -249,7 +250,19 @@ os.register_at_fork(after_in_child=_disown)
 @atexit.register
 def _end_at_exit() -> None:
     """Have the workers of iterators that the script still holds end themselves, and so remove their files."""
-    iterators, deadline = [one for one in ITERATORS if not one._shutdown], time.monotonic() + END_SECONDS
+    _ask_to_end([one for one in ITERATORS if not one._shutdown], END_SECONDS)
+
+
+def end_soon(iterators: list[Any]) -> None:
+    """Have the workers of iterators end themselves, and so remove their files; end those at once that do not."""
+    _ask_to_end(iterators, SOON_SECONDS)
+    for worker in (one for iterator in iterators for one in iterator._workers):
+        worker.terminate()
+
+
+def _ask_to_end(iterators: list[Any], seconds: float) -> None:
+    """Have workers end themselves after the batch that they load, and wait this long for all of them."""
+    deadline = time.monotonic() + seconds
     for iterator in iterators:
         iterator._workers_done_event.set()
         for number in range(len(iterator._workers)):

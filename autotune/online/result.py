@@ -66,14 +66,15 @@ def find_start(path: Path, facts: LoaderFacts) -> tuple[WorkerSettings, Window |
 
 def remove_result(path: Path, facts: LoaderFacts) -> None:
     """Remove what this run or an earlier one converged to: its workers have failed."""
+    if read_local_rank() > 0:
+        return
     hardware = read_hardware(facts.workload.nproc_per_node)
-    if read_local_rank() == 0 and any(_is_result(one, facts, hardware) for one in read_profiles(path)):
-        update_file(
-            path,
-            lambda stored: TunedFile(
-                profiles=tuple(one for one in stored.profiles if not _is_result(one, facts, hardware))
-            ),
-        )
+
+    def remove(stored: TunedFile) -> TunedFile:
+        return TunedFile(profiles=tuple(one for one in stored.profiles if not _is_result(one, facts, hardware)))
+
+    if any(_is_result(one, facts, hardware) for one in read_profiles(path)):
+        update_file(path, remove, lock_seconds=1.0)
 
 
 def _is_result(profile: TunedProfile, facts: LoaderFacts, hardware: Hardware) -> bool:

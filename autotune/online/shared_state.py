@@ -10,14 +10,17 @@ import io
 import itertools
 import logging
 import os
+import pickle
 import random
 import socket
 import stat
 import sys
+import tempfile
 import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
 from contextlib import suppress
 from multiprocessing.connection import _ConnectionBase
 from multiprocessing.managers import BaseProxy
@@ -34,15 +37,20 @@ from autotune.system.software import is_library
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-MAX_OBJECTS: Final = 100_000  # of a dataset that are looked at: 0.1 s
+MAX_OBJECTS: Final = 100_000  # of a dataset that are looked at: up to a second
 MAX_ENTRIES: Final = 1000  # of a container
 MIN_GROWTH: Final = 3  # entries; a file that is opened at the first sample may add one
 WATCHED_LOADS: Final = 3  # of the first batches: reading the connections takes 30 us
+WATCHED_DRAWS: Final = 50  # batches: some augmentations are rare
+FEW_GENERATORS: Final = 3  # reading the state of each takes 20 to 100 us
+MANY_GENERATORS: Final = 50
 _File = tuple[str, str]  # descriptor and path
 _SIMPLE: Final = (bool, int, float, str)
 _MADE_FOR_FORKS: Final = (logging.Logger, logging.Handler, BaseProxy, Queue)  # their connections may be shared
 _SKIPPED: Final = (type, ModuleType, FunctionType, CodeType, FrameType, *_MADE_FOR_FORKS)
 _GROWING: Final[tuple[Any, ...]] = (dict, list, set, deque)
+_SHARED: Final[tuple[Any, ...]] = (functools._lru_cache_wrapper, *_GROWING)
+_THREADED: Final = (threading.Thread, Executor)
 
 
 class SharedState:
@@ -56,10 +64,11 @@ class SharedState:
         self._files: dict[_File, int] | None = read_file_positions()  # that are open before the first batch
         self._sizes: list[tuple[Any, int]] | None = None  # containers of the dataset, and their entries
         self._loads = 0  # so far, of which the first are watched closely
-        self._before: tuple[dict[_File, int], dict[_File, int], dict[str, Any]] = {}, {}, {}
+        self._before: tuple[dict[_File, int], dict[_File, int], dict[str, Any], list[Any]] = {}, {}, {}, []
         self._read, self._opened = set[_File](), set[_File]()  # files that loading reads, and has opened
         self._unsendable = ""  # why no worker could send a batch
-        self._draws: list[tuple[Any, Any]] = []  # random generators of the dataset, and their states
+        self._generators, self._others = list[Any](), list[Any]()  # random ones of the dataset, and of the process
+        self._draws = False  # whether loading draws from them
         self._used = Counter[str]()  # connections and attributes that loads used, and how many
 
     def note(self, loader: DataLoader[Any]) -> None:
@@ -67,15 +76,19 @@ class SharedState:
         if self._files is None:
             self._files = read_file_positions()
         if self._sizes is None:
-            found = list(_list_objects(loader.dataset))
-            self._sizes = [(one, _count_entries(one)) for one in found if issubclass(type(one), _GROWING)]
-            self._draws = [(one, _read_random_state(one)) for one in found if _is_generator(one)]
+            self._sizes = []
+            with suppress(Exception):  # of the user's classes; another thread may change the dataset
+                found = list(_list_objects(loader.dataset))
+                self._sizes = [(one, _count_entries(one)) for one in found if issubclass(type(one), _GROWING)]
+                self._generators = [one for one in found if _is_generator(one)]
+                kinds = _list_generator_types()
+                self._others = [one for one in gc.get_objects() if issubclass(type(one), kinds) and _is_generator(one)]
 
     def begin_load(self, dataset: Any) -> None:
         """Note what loading a batch in the training process may use."""
         is_close = self._loads < WATCHED_LOADS
         sent, attributes = (read_sent_bytes(), _read_attributes(dataset)) if is_close else ({}, {})
-        self._before = self._read_positions(), sent, attributes
+        self._before = self._read_positions(), sent, attributes, self._read_random_states()
 
     def end_load(self, dataset: Any, batch: Any) -> None:
         """Note what loading the batch has used, and whether a worker could send it."""
@@ -84,7 +97,8 @@ class SharedState:
                 _BatchPickler(io.BytesIO()).dump(batch)
             except Exception as error:
                 self._unsendable = f"a worker could not send a batch ({error})"
-        positions, sent, attributes = self._before
+        positions, sent, attributes, states = self._before
+        self._draws |= states != self._read_random_states()
         self._read.update(file for file, at in self._read_positions().items() if positions.get(file, at) != at)
         if not self._loads and self._sizes is not None:  # what the first batch prepares is no cache
             self._sizes = [(one, _count_entries(one)) for one, _ in self._sizes]
@@ -94,8 +108,15 @@ class SharedState:
             used = (f"share the connection to {one[1]}" for one, at in now.items() if sent.get(one, at) != at)
             self._used.update(used)
             same = attributes.keys() & changed.keys()
-            self._used.update(f"change copies of `{one}`" for one in same if attributes[one] != changed[one])
+            differing = (one for one in same if attributes[one] is not changed[one] and attributes[one] != changed[one])
+            self._used.update(f"change copies of `{one}`" for one in differing)
         self._loads += 1
+
+    def _read_random_states(self) -> list[Any]:
+        """Read the states of generators; those that cannot be traced to the dataset, for the first batches only."""
+        watched = self._generators[:FEW_GENERATORS] if self._loads < WATCHED_DRAWS else []
+        watched += self._others[:MANY_GENERATORS] if self._loads < WATCHED_LOADS else []
+        return [_read_random_state(one) for one in watched]
 
     def _read_positions(self) -> dict[_File, int]:
         found = {}
@@ -121,7 +142,9 @@ class SharedState:
         threads = (one for one in objects if issubclass(type(one), threading.Thread))
         if any(one.is_alive() and one is not threading.main_thread() for one in threads):
             return "workers would not have the dataset's threads; to tune all the same, start with num_workers=1"
-        if loader.worker_init_fn is None and any(_read_random_state(one) != state for one, state in self._draws):
+        noted = {id(one) for one in (*self._generators, *self._others)}
+        has_new = self._loads and any(_is_generator(one) and id(one) not in noted for one in objects)
+        if loader.worker_init_fn is None and (self._draws or has_new):
             return "each worker would repeat the random numbers of the dataset's generator; seed it in worker_init_fn"
         if any(map(_is_connection, objects)):
             return "workers would share the dataset's connection; connect in __getitem__, and start with num_workers=1"
@@ -149,7 +172,11 @@ class _BatchPickler(ForkingPickler):
     """Pickles a batch as for another process, but for its tensors."""
 
     def reducer_override(self, value: Any) -> Any:
-        return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        if value.requires_grad and not value.is_leaf:
+            raise TypeError("a tensor with a gradient")
+        return int, ()
 
 
 def _read_mode(descriptor: int) -> int:
@@ -160,24 +187,36 @@ def _read_mode(descriptor: int) -> int:
 
 
 def _is_generator(one: Any) -> bool:
-    """Return whether an object is a random generator of Python, numpy or torch, but a global one, which torch seeds."""
+    """Return whether an object is a random generator of Python, numpy or torch, other than those that torch seeds."""
     numpy = sys.modules.get("numpy.random")
-    seeded = (getattr(random, "_inst", None), torch.default_generator, numpy and numpy.mtrand._rand)
-    kinds = (random.Random, torch.Generator, *((numpy.Generator, numpy.RandomState) if numpy else ()))
-    return issubclass(type(one), kinds) and not any(one is each for each in seeded)
+    names = getattr(tempfile, "_name_sequence", None)  # whose generator each process makes anew
+    seeded = (
+        *(getattr(random, "_inst", None), getattr(names, "_rng", None)),
+        *(torch.default_generator, numpy and numpy.mtrand._rand),
+    )
+    if not issubclass(type(one), _list_generator_types()) or issubclass(type(one), random.SystemRandom):
+        return False
+    return not any(one is each for each in seeded)
+
+
+def _list_generator_types() -> tuple[type, ...]:
+    numpy = sys.modules.get("numpy.random")
+    return (random.Random, torch.Generator, *((numpy.Generator, numpy.RandomState) if numpy else ()))
 
 
 def _read_random_state(one: Any) -> Any:
-    if issubclass(type(one), random.Random):
-        return one.getstate()
-    if issubclass(type(one), torch.Generator):
-        return one.get_state().tolist()
-    return repr(one.bit_generator.state if hasattr(one, "bit_generator") else one.get_state())
+    """Return the state of a random generator; None if it cannot be read."""
+    with suppress(Exception):  # of a class of the user's
+        return one.get_state().tolist() if issubclass(type(one), torch.Generator) else pickle.dumps(one)
+    return None
 
 
 def _read_attributes(dataset: Any) -> dict[str, Any]:
     """Return the numbers and texts that a dataset has as attributes."""
-    return {name: value for name, value in getattr(dataset, "__dict__", {}).items() if type(value) in _SIMPLE}
+    with suppress(Exception):  # it has none; a `__getattr__` of the user's is not called
+        found = object.__getattribute__(dataset, "__dict__")
+        return {name: value for name, value in found.items() if any(type(value) is one for one in _SIMPLE)}
+    return {}
 
 
 def _count_entries(one: Any) -> int:
@@ -192,55 +231,70 @@ def _count_entries(one: Any) -> int:
 
 def _list_objects(root: Any) -> Iterator[Any]:
     """Yield the objects that a dataset refers to, the nearest first, and what its classes and functions share."""
-    queue, seen, kinds = deque([root]), {id(root)}, set[type]()
+    queue, seen = deque([root]), {id(root)}
+    kinds, codes = set[int](), set[CodeType]()  # of which members and global names have been read
     while queue:
         one = queue.popleft()
         yield one
         kind = type(one)  # its `__class__` may be that of another object, which no longer exists
-        if kind in {*_GROWING, tuple}:
-            found = list(itertools.islice(one.values() if kind is dict else one, MAX_ENTRIES))
+        container: Any = next((base for base in (*_GROWING, tuple) if issubclass(kind, base)), None)
+        if container is not None:
+            entries = dict.values(one) if container is dict else container.__iter__(one)
+            found = [*itertools.islice(entries, MAX_ENTRIES), *_list_attributes(one)]
         else:
             found = list(gc.get_referents(one))
-            if kind not in kinds and kind.__module__ != "builtins":
-                kinds.add(kind)
-                found += _list_shared(vars(kind).values())
-        functions = [each for each in found if _is_own_function(each) and id(each) not in seen]
-        seen.update(map(id, functions))
-        for each in (*found, *_list_shared(functions)):
-            may_change = gc.is_tracked(each) or type(each) in (dict, torch.Generator)  # of numbers: not tracked
-            is_new = may_change and id(each) not in seen and not issubclass(type(each), _SKIPPED)
+        members = [each for each in found if _is_own_function(each)]
+        for base in kind.__mro__:
+            if id(base) not in kinds and base.__module__ != "builtins":
+                kinds.add(id(base))
+                members += [getattr(each, "__func__", each) for each in list(vars(base).values())]
+        for each in (*found, *_list_shared(members, codes)):
+            kind = type(each)
+            may_change = gc.is_tracked(each) or kind is dict or kind is torch.Generator  # of numbers: not tracked
+            is_new = may_change and id(each) not in seen and not issubclass(kind, _SKIPPED)
             if is_new and len(seen) < MAX_OBJECTS:
                 seen.add(id(each))
                 queue.append(each)
+
+
+def _list_attributes(one: Any) -> list[Any]:
+    with suppress(Exception):  # it has none
+        return list(object.__getattribute__(one, "__dict__").values())
+    return []
 
 
 def _is_own_function(one: Any) -> bool:
     return type(one) is FunctionType and not is_library(one.__code__.co_filename)
 
 
-def _list_shared(members: Iterable[Any]) -> Iterator[Any]:
-    """Yield caches, containers and random generators among some members, or that functions among them name.
+def _list_shared(members: Iterable[Any], codes: set[CodeType]) -> Iterator[Any]:
+    """Yield caches, containers, generators and threads among members, and those that functions among them use.
 
-    Functions of the user's that these functions name count, too.
+    Functions of the user's that these functions name count, too. Each code is read once.
     """
     for member in members:
         named = [member]
-        if type(member) is FunctionType:
-            named = list(_list_named(member, member.__code__))
+        if type(member) is FunctionType and member.__code__ not in codes:
+            named = list(_list_named(member, codes))
             own = filter(_is_own_function, tuple(named))
-            named += [each for one in own for each in _list_named(one, one.__code__)]
+            named += [each for one in own if one.__code__ not in codes for each in _list_named(one, codes)]
         for one in named:
-            if type(one) in (functools._lru_cache_wrapper, *_GROWING) or _is_generator(one):
+            if any(type(one) is kind for kind in _SHARED) or issubclass(type(one), _THREADED) or _is_generator(one):
                 yield one
 
 
-def _list_named(function: FunctionType, code: CodeType) -> Iterator[Any]:
-    """Yield the global objects that a function, or a function within it, names."""
-    for one in dis.get_instructions(code):
-        if one.opname == "LOAD_GLOBAL":
-            yield function.__globals__.get(one.argval)
-        elif type(one.argval) is CodeType:
-            yield from _list_named(function, one.argval)
+def _list_named(function: FunctionType, codes: set[CodeType]) -> Iterator[Any]:
+    """Yield the global objects that a function, or a function within it, names, and those in its closure."""
+    yield from (each for cell in function.__closure__ or () for each in gc.get_referents(cell))
+    inner = [function.__code__]
+    while inner:
+        code = inner.pop()
+        codes.add(code)
+        for one in dis.get_instructions(code):
+            if one.opname == "LOAD_GLOBAL":
+                yield function.__globals__.get(one.argval)
+            elif type(one.argval) is CodeType:
+                inner.append(one.argval)
 
 
 def _is_connection(one: Any) -> bool:

@@ -136,7 +136,7 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
             "Install it in the environment that trains; if it is yours, add its folder to PYTHONPATH"
         ),
         r"attempted relative import": (
-            "Name the module with its package, PACKAGE.MODULE:NAME, and run dltune in the folder of the package"
+            "Name the module with its package, PACKAGE.MODULE:NAME, and run dltune in the folder above the package"
         ),
         r"Cannot re-initialize CUDA in forked subprocess|CUDA error: initialization error": (
             "The training process and the workers forked from it both use CUDA: load samples on the CPU and move "

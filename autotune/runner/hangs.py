@@ -35,13 +35,14 @@ CAUSES: Final = {  # in a worker, by the calls that do not return and their sour
         f"A forked worker lacks the threads of OpenMP: leave it at one (torch.set_num_threads), or {_SPAWN}"
     ),
 }
-NETWORK: Final = {
+NETWORK: Final = {  # in any process
     r"socket\.py|ssl\.py|urllib|requests|botocore|aiohttp": (
         "It waits for a reply of the network: set a time limit for requests, or allow more with --stall-time"
     ),
 }
 COMPUTES: Final = "It computes: if it only needs longer, allow it with --stall-time and --timeout"
 WAITS_FOR_DISK: Final = "It waits in the kernel for a disk or a network file system: check the mount and dmesg"
+STATES: Final = {"D": WAITS_FOR_DISK, "T": "It is stopped: continue it with kill -CONT"}  # causes by the state
 DEADLOCK: Final = "deadlock: the training process waits for a batch while all workers are idle; a batch was lost"
 _WAITING_FILES: Final = re.compile(r"[/\\](multiprocessing[/\\]\w+|selectors|threading|queue)\.py$")
 _OWN_FILES: Final = re.compile(r"[/\\]autotune[/\\](child|protocol)[/\\]\w+\.py$")
@@ -122,7 +123,7 @@ def find_blocking(found: Sequence[ProcessStacks]) -> HangReport:
     for one in sorted(found, key=lambda one: (one.pid not in loading, one.pid not in silent)):
         if one.pid in silent:
             sentence = f"{names[one.pid]} does not respond (state {one.state})"
-            return HangReport(sentence, _explain_state(one.state) or FORKED_LOCK, text)
+            return HangReport(sentence, STATES.get(one.state[:1], FORKED_LOCK), text)
         stack = loading.get(one.pid) or _find_busy_stack(one)
         if not stack or (one.pid in loading and all(_WAITING_FILES.search(frame.filename) for frame in stack[:-1])):
             continue
@@ -134,12 +135,10 @@ def find_blocking(found: Sequence[ProcessStacks]) -> HangReport:
         place = f"`{own.name}` at {Path(own.filename).name}:{own.lineno}{source}"
         place = place if own == stack[0] else f"`{stack[0].name}`, called by {place}"
         sentence = f"{names[one.pid]} hangs in {place} (state {one.state})"
-        return HangReport(sentence, _explain_state(one.state) or advice, text)
+        if one.state.startswith("R"):
+            advice = f"{advice}; or it only computes" * bool(advice) or COMPUTES
+        return HangReport(sentence, STATES.get(one.state[:1], advice), text)
     return HangReport(DEADLOCK if loading else "", stacks=text)
-
-
-def _explain_state(state: str) -> str:
-    return {"D": WAITS_FOR_DISK, "R": COMPUTES}.get(state[:1], "")
 
 
 def _find_worker_stack(process: ProcessStacks) -> Stack:

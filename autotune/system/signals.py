@@ -18,15 +18,15 @@ _received: Final[set[str]] = set()  # "interrupt" if one was raised during the c
 
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM, on SIGHUP but under nohup, and on SIGINT, even if a shell has it ignored."""
+    """Raise KeyboardInterrupt on SIGTERM, on SIGHUP except under nohup, and on SIGINT even if a shell ignores it."""
 
     def interrupt() -> None:
         _received.add("interrupt")
         raise KeyboardInterrupt
 
-    is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     try:
-        with _handle([number for number in SIGNALS if number != signal.SIGHUP or not is_kept], interrupt):
+        with _handle([number for number in SIGNALS if number != signal.SIGHUP or not is_ignored], interrupt):
             yield
     finally:
         _received.clear()

@@ -149,7 +149,7 @@ def _build_result(
 def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> Iterator[str]:
     loaders = [one for one in plan.space.configs if one.dataloader.num_workers]
     if not (loaders or plan.machine.shm_writable or plan.request.is_asked("num_workers")):
-        yield "No workers were tried: they need /dev/shm, which is not writable. In Docker, use --shm-size=1g."
+        yield "No workers were tried: they need /dev/shm, which is not writable. Mount it writable."
     if loaders and not any(one.dataloader.num_workers for one in plan.candidates):
         names = ("num_workers", "prefetch_factor", "batch_size")
         least = min(loaders, key=lambda one: [SETTINGS[name].read(one) or 1 for name in names])

@@ -100,12 +100,13 @@ def hang_up(pid: int) -> None:
 SEARCH = make_command(  # a waiting dataset is far from the upper bound, at which a search ends
     "--trials", "40", "--sampler", "random", dataset="tests.misbehaving:make_waiting"
 )
+WITH_TERMINAL = ["env", "--default-signal=HUP", *SEARCH]  # also if the tests run under nohup
 IN_BACKGROUND = ["sh", "-c", 'trap "" INT && exec "$@"', "sh", *SEARCH]  # as a shell without job control starts it
 
 
 @pytest.mark.parametrize(
     ("command", "interrupt"),
-    [(SEARCH, press_ctrl_c), (IN_BACKGROUND, press_ctrl_c), (SEARCH, terminate), (SEARCH, hang_up)],
+    [(SEARCH, press_ctrl_c), (IN_BACKGROUND, press_ctrl_c), (SEARCH, terminate), (WITH_TERMINAL, hang_up)],
     ids=["in the foreground", "in the background", "by SIGTERM", "by SIGHUP"],
 )
 @pytest.mark.fault("Ctrl-C")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from autotune.checking import check
 from autotune.errors import UsageError
@@ -361,7 +361,10 @@ def test_an_unknown_switch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (lambda: DataLoader(Stream()), "an IterableDataset divides its samples"),
         (lambda: DataLoader(Waiting(), num_workers=1, in_order=False), "in_order=False"),
-        (lambda: DataLoader(Waiting(), sampler=Resumable()), "a checkpoint would have the position of a sampler"),
+        (
+            lambda: DataLoader(Waiting(), batch_sampler=BatchSampler(Resumable(), 8, False)),
+            "a checkpoint of the sampler",
+        ),
         (lambda: OwnIteration(Waiting()), "OwnIteration overrides __iter__"),
     ],
     ids=["iterable", "out of order", "resumable", "own __iter__"],

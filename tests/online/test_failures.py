@@ -228,6 +228,22 @@ def test_an_error_that_a_signal_handler_of_the_script_raises_is_none_of_the_work
     assert not epoch.failure
 
 
+class Undeliverable:
+    """A batch that a worker can send, and the training process cannot receive."""
+
+    def __init__(self, _samples: Any) -> None:
+        pass
+
+    def __reduce__(self) -> Any:
+        return raise_error, ()
+
+
+def test_a_batch_that_cannot_be_received_is_loaded_by_the_own_settings() -> None:
+    epoch = make_epoch(DataLoader(Failing(0, list), 8, collate_fn=Undeliverable), FOUR)
+    assert len(list(iterate(epoch))) == 15
+    assert "OSError: this worker cannot read" in epoch.failure
+
+
 class FailingLate(Failing):
     """Samples of which workers can load the first ones, so that they send batches before."""
 

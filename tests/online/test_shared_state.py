@@ -296,6 +296,18 @@ class Noisy(Reading):
         return super().__getitem__(add_noise(index))
 
 
+class Calling(Noisy):
+    """Samples with random numbers of a generator that only a closure has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = random.Random(2)
+        self.draw: Callable[[int], int] = lambda index: add_noise(index, generator)
+
+    def __getitem__(self, index: int) -> int:
+        return Reading.__getitem__(self, self.draw(index))
+
+
 TORCH_GENERATOR = torch.Generator()
 
 
