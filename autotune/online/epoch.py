@@ -278,6 +278,8 @@ class Epoch:
         self._queue.append(slot)
         if is_ahead:
             slot.indices = TimedIndices(slot.indices)
+        else:
+            self._limits.shared.end_sampling()
         return slot
 
     def _take(self, group: WorkerGroup) -> Slot:

@@ -90,6 +90,10 @@ class SharedState:
         sent, attributes = (read_sent_bytes(), _read_attributes(dataset)) if is_close else ({}, {})
         self._before = self._read_positions(), sent, attributes, self._read_random_states()
 
+    def end_sampling(self) -> None:
+        """Note that what the load has drawn so far were the indices of the batch, not its samples."""
+        self._before = *self._before[:3], self._read_random_states()
+
     def end_load(self, dataset: Any, batch: Any) -> None:
         """Note what loading the batch has used, and whether a worker could send it."""
         if not self._loads:
@@ -189,7 +193,7 @@ def _read_mode(descriptor: int) -> int:
 def _is_generator(one: Any) -> bool:
     """Return whether an object is a random generator of Python, numpy or torch, other than those that torch seeds."""
     numpy = sys.modules.get("numpy.random")
-    names = getattr(tempfile, "_name_sequence", None)  # whose generator each process makes anew
+    names = getattr(tempfile, "_name_sequence", None)  # each process makes its own generator
     seeded = (
         *(getattr(random, "_inst", None), getattr(names, "_rng", None)),
         *(torch.default_generator, numpy and numpy.mtrand._rand),
