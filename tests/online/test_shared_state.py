@@ -14,6 +14,7 @@ import sqlite3
 import subprocess
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -33,7 +34,7 @@ from autotune.online.controller import Controller
 from autotune.online.group import WorkerSettings
 from autotune.online.model import Window
 from autotune.online.result import read_facts, save_result
-from autotune.online.shared_state import _list_objects
+from autotune.online.shared_state import SharedState, _list_objects
 from tests.echo_server import serve_echo
 from tests.online.test_epoch import own_settings
 
@@ -296,6 +297,22 @@ class Noisy(Reading):
         return super().__getitem__(add_noise(index))
 
 
+class NoisyBelow(Noisy):
+    """Samples of a class that inherits how they are loaded."""
+
+
+class Seeded(Reading):
+    """Samples with random numbers of a generator that the first one makes."""
+
+    def __init__(self) -> None:
+        super().__init__(int)
+        self.generator: Any = None
+
+    def __getitem__(self, index: int) -> int:
+        self.generator = self.generator or random.Random(1)
+        return super().__getitem__(add_noise(index, self.generator))
+
+
 class Calling(Noisy):
     """Samples with random numbers of a generator that only a closure has."""
 
@@ -321,6 +338,9 @@ TORCH_GENERATOR = torch.Generator()
         Holding(TORCH_GENERATOR, lambda index: index + 0 * int(torch.rand(1, generator=TORCH_GENERATOR))),
         Reading(add_noise),
         Noisy(),
+        NoisyBelow(),
+        Seeded(),
+        Calling(),
     ],
 )
 def test_a_random_generator_of_the_dataset(dataset: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -396,6 +416,123 @@ class CountingCalls(Reading):
     def __getitem__(self, index: int) -> int:
         self.calls += 1
         return super().__getitem__(index)
+
+
+class Choosing(torch.utils.data.Sampler[int]):
+    """Indices in the order of a generator of Python."""
+
+    def __init__(self) -> None:
+        self._generator = random.Random(3)
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(LENGTH):
+            yield index + 0 * int(self._generator.random())
+
+
+def test_a_generator_of_the_sampler_is_no_reason() -> None:
+    loader: Any = autopilot(DataLoader(Reading(int), 8, sampler=Choosing()), None, quiet=True)
+    for _ in loader:
+        if loader.autopilot_state.controller.settings.workers > 1 or loader.autopilot_state.controller.failure:
+            break
+    assert not loader.autopilot_state.controller.failure
+
+
+class Unhashable(type):  # noqa: PLW1641  # what the test is about
+    def __eq__(cls, other: object) -> bool:
+        raise RuntimeError("compared")
+
+
+class OfUnhashable(metaclass=Unhashable):
+    pass
+
+
+class Odd:
+    """A dataset that is hard to look at."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self) -> None:
+        many = defaultdict[int, list[int]](list, {one: [one] for one in range(5000)})
+        self.fields = {"n": 40, "odd": OfUnhashable(), "many": many}
+
+    def __getattr__(self, name: str) -> Any:
+        return self.fields[name]
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def load_here(dataset: Any, between: Callable[[], object] = list) -> str:
+    """Load batches in this process, and return why no workers may be forked."""
+    shared, loader = SharedState(), DataLoader(dataset, 8)
+    shared.note(loader)
+    for _ in range(4):
+        shared.begin_load(dataset)
+        shared.end_load(dataset, dataset[0])
+        between()
+    return shared.explain(loader, 4)
+
+
+def test_a_dataset_that_is_hard_to_look_at_is_loaded() -> None:
+    assert load_here(Odd()) == ""
+    assert 1000 < sum(1 for _ in _list_objects(Odd())) < 1100
+
+
+class Unset(Reading):
+    """Samples of a dataset with an attribute that is not equal to itself."""
+
+    def __init__(self) -> None:
+        super().__init__(int)
+        self.fill = float("nan")
+
+
+def test_a_number_that_is_not_equal_to_itself_does_not_change() -> None:
+    assert load_here(Unset()) == ""
+
+
+POOL = ThreadPoolExecutor(1)
+
+
+class Submitting(Reading):
+    """Samples from a global pool of threads."""
+
+    def __init__(self) -> None:
+        super().__init__(int)
+
+    def __getitem__(self, index: int) -> int:
+        return POOL.submit(int, index).result()
+
+
+def test_a_global_pool_of_threads() -> None:
+    assert "workers would not have the dataset's threads" in load_here(Submitting())
+    POOL.shutdown()
+
+
+def test_a_tensor_with_a_gradient_could_not_be_sent() -> None:
+    weight: Any = torch.ones(1, requires_grad=True)
+    assert "a tensor with a gradient" in load_here(Reading(lambda _: weight * 2))
+
+
+ENTROPY = random.SystemRandom()
+OF_THE_TRAINING = random.Random(0)
+
+
+class Drawing(Reading):
+    """Samples with numbers of the system, of a dataset that is made with a generator that the training uses."""
+
+    def __init__(self) -> None:
+        super().__init__(int)
+        self._first = int(2 * OF_THE_TRAINING.random())
+
+    def __getitem__(self, index: int) -> int:
+        return super().__getitem__(index + 0 * int(ENTROPY.random()))
+
+
+def test_generators_of_the_training_and_of_the_system_are_no_reason() -> None:
+    assert load_here(Drawing(), between=OF_THE_TRAINING.random) == ""
 
 
 def test_the_methods_of_a_class_are_read_once_however_many_objects_it_has() -> None:
