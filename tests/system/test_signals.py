@@ -3,6 +3,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,6 +25,15 @@ def test_an_interrupt_that_a_finalizer_swallowed_is_raised_later() -> None:
     raise_lost_interrupt()
 
 
+@pytest.fixture
+def without_nohup() -> Iterator[None]:
+    """The tests may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("without_nohup")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_that_is_sent_twice_interrupts_once(number: signal.Signals) -> None:
     with raise_on_signals():
