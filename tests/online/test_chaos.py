@@ -45,7 +45,7 @@ def run_two_epochs(own: int, seed: int, *, shares: bool, changes: random.Random 
             epoch = make_epoch(loader, WorkerSettings(max(1, own), 2))
             batches = iterate(epoch, change)
         found.append([index for batch in indices_of(list(batches)) for index in batch])
-        if changes is not None and (own or not shares):  # without workers, it sees that loading draws from the generator
+        if changes is not None and (own or not shares):  # else a generator is seen
             assert epoch.failure == ""
     return found, made
 
