@@ -140,8 +140,8 @@ def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest
     except ValidationError as error:
         path, reason = explain_invalid(error)
         if error.errors()[0]["type"] == "extra_forbidden":
-            options = {name: name for name in (*TuningRequest.model_fields, *WorkloadRequest.model_fields)}
-            hints = options | {name: f"fixed={{{name!r}: VALUE}}" for name in SETTINGS}
+            hints = {name: name for name in (*TuningRequest.model_fields, *WorkloadRequest.model_fields)}
+            hints |= {name: f"fixed={{{name!r}: VALUE}}" for name in SETTINGS}
             similar = difflib.get_close_matches(path[-1], hints.keys() - {"workload", "dataset"}, n=1)
             hint = hints[similar[0]] if similar else ""
             reason = f"there is no such option{hint and f' (is it {hint}?)'}"

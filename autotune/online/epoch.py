@@ -375,14 +375,13 @@ def _count(groups: list[WorkerGroup]) -> int:
 def _is_of_workers(error: BaseException) -> bool:
     """Return whether workers caused an error; that of a signal handler of the script ends in its own code."""
     calls = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    places = [(one.co_filename, one.co_name) for one in calls if is_library(one.co_filename) or _is_of_torch(one)]
-    is_unpickling = places[-1][0].endswith("queues.py") and places[-1][1] == "get"  # a class of the user's failed
-    is_ours = is_library(calls[-1].co_filename) or _is_of_torch(calls[-1]) or is_unpickling
-    return isinstance(error, Exception) and is_ours
+    last = [one for one in calls if _is_of_library(one)][-1]
+    is_unpickling = last.co_filename.endswith("queues.py") and last.co_name == "get"  # a class of the user's failed
+    return isinstance(error, Exception) and (last is calls[-1] or is_unpickling)
 
 
-def _is_of_torch(code: CodeType) -> bool:
-    return code.co_filename.startswith(TORCH_FOLDER)  # which may be a checkout
+def _is_of_library(code: CodeType) -> bool:
+    return is_library(code.co_filename) or code.co_filename.startswith(TORCH_FOLDER)  # which may be a checkout
 
 
 def _describe(error: BaseException) -> str:

@@ -87,7 +87,7 @@ class SharedState:
     def begin_load(self, dataset: Any) -> None:
         """Note what loading a batch in the training process may use."""
         is_close = self._loads < WATCHED_LOADS
-        sent, attributes = (read_sent_bytes(), _read_attributes(dataset)) if is_close else ({}, {})
+        sent, attributes = (read_sent_bytes(), _read_simple_attributes(dataset)) if is_close else ({}, {})
         self._before = self._read_positions(), sent, attributes, self._read_random_states()
 
     def end_sampling(self) -> None:
@@ -108,7 +108,7 @@ class SharedState:
             self._sizes = [(one, _count_entries(one)) for one, _ in self._sizes]
         if self._loads < WATCHED_LOADS:
             self._opened.update(one for one in read_file_positions() if one not in (self._files or ()))
-            now, changed = read_sent_bytes(), _read_attributes(dataset)
+            now, changed = read_sent_bytes(), _read_simple_attributes(dataset)
             used = (f"share the connection to {one[1]}" for one, at in now.items() if sent.get(one, at) != at)
             self._used.update(used)
             same = attributes.keys() & changed.keys()
@@ -192,14 +192,14 @@ def _read_mode(descriptor: int) -> int:
 
 def _is_generator(one: Any) -> bool:
     """Return whether an object is a random generator of Python, numpy or torch, other than those that torch seeds."""
+    if not issubclass(type(one), _list_generator_types()) or issubclass(type(one), random.SystemRandom):
+        return False
     numpy = sys.modules.get("numpy.random")
     names = getattr(tempfile, "_name_sequence", None)  # each process makes its own generator
     seeded = (
         *(getattr(random, "_inst", None), getattr(names, "_rng", None)),
         *(torch.default_generator, numpy and numpy.mtrand._rand),
     )
-    if not issubclass(type(one), _list_generator_types()) or issubclass(type(one), random.SystemRandom):
-        return False
     return not any(one is each for each in seeded)
 
 
@@ -215,12 +215,17 @@ def _read_random_state(one: Any) -> Any:
     return None
 
 
-def _read_attributes(dataset: Any) -> dict[str, Any]:
-    """Return the numbers and texts that a dataset has as attributes."""
-    with suppress(Exception):  # it has none; a `__getattr__` of the user's is not called
-        found = object.__getattribute__(dataset, "__dict__")
-        return {name: value for name, value in found.items() if any(type(value) is one for one in _SIMPLE)}
+def _read_attributes(one: Any) -> dict[str, Any]:
+    """Return the attributes of an object without calling a `__getattr__` of the user's."""
+    with suppress(Exception):  # it has none
+        return dict(object.__getattribute__(one, "__dict__"))
     return {}
+
+
+def _read_simple_attributes(dataset: Any) -> dict[str, Any]:
+    """Return the numbers and texts that a dataset has as attributes."""
+    found = _read_attributes(dataset)
+    return {name: value for name, value in found.items() if any(type(value) is one for one in _SIMPLE)}
 
 
 def _count_entries(one: Any) -> int:
@@ -244,7 +249,7 @@ def _list_objects(root: Any) -> Iterator[Any]:
         container: Any = next((base for base in (*_GROWING, tuple) if issubclass(kind, base)), None)
         if container is not None:
             entries = dict.values(one) if container is dict else container.__iter__(one)
-            found = [*itertools.islice(entries, MAX_ENTRIES), *_list_attributes(one)]
+            found = [*itertools.islice(entries, MAX_ENTRIES), *_read_attributes(one).values()]
         else:
             found = list(gc.get_referents(one))
         members = [each for each in found if _is_own_function(each)]
@@ -253,18 +258,13 @@ def _list_objects(root: Any) -> Iterator[Any]:
                 kinds.add(id(base))
                 members += [getattr(each, "__func__", each) for each in list(vars(base).values())]
         for each in (*found, *_list_shared(members, codes)):
-            kind = type(each)
-            may_change = gc.is_tracked(each) or kind is dict or kind is torch.Generator  # of numbers: not tracked
-            is_new = may_change and id(each) not in seen and not issubclass(kind, _SKIPPED)
+            found_kind = type(each)
+            is_untracked = found_kind is dict or found_kind is torch.Generator  # a dict of numbers
+            may_change = gc.is_tracked(each) or is_untracked
+            is_new = may_change and id(each) not in seen and not issubclass(found_kind, _SKIPPED)
             if is_new and len(seen) < MAX_OBJECTS:
                 seen.add(id(each))
                 queue.append(each)
-
-
-def _list_attributes(one: Any) -> list[Any]:
-    with suppress(Exception):  # it has none
-        return list(object.__getattribute__(one, "__dict__").values())
-    return []
 
 
 def _is_own_function(one: Any) -> bool:

@@ -136,7 +136,7 @@ def find_blocking(found: Sequence[ProcessStacks]) -> HangReport:
         place = place if own == stack[0] else f"`{stack[0].name}`, called by {place}"
         sentence = f"{names[one.pid]} hangs in {place} (state {one.state})"
         if one.state.startswith("R"):
-            advice = f"{advice}; or it only computes" * bool(advice) or COMPUTES
+            advice = f"{advice}; or it only computes" if advice else COMPUTES
         return HangReport(sentence, STATES.get(one.state[:1], advice), text)
     return HangReport(DEADLOCK if loading else "", stacks=text)
 
