@@ -183,12 +183,12 @@ def _record_changes(changes: list[Change], waits: Sized) -> None:
     """Record each change of the workers, and how long it takes."""
     change = Epoch.change
 
-    def change_and_record(epoch: Epoch, settings: WorkerSettings) -> WorkerSettings | None:
+    def change_and_record(epoch: Epoch, settings: WorkerSettings) -> bool:
         started = time.perf_counter()
-        if (changed := change(epoch, settings)) is not None:
-            seconds, (workers, prefetch) = time.perf_counter() - started, changed
+        if is_made := change(epoch, settings):
+            seconds, (workers, prefetch) = time.perf_counter() - started, epoch.settings
             changes.append(Change(batch=len(waits), workers=workers, prefetch=prefetch, seconds=seconds))
-        return changed
+        return is_made
 
     Epoch.change = change_and_record  # type: ignore[method-assign,assignment]
 

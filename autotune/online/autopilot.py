@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 import time
 import weakref
@@ -10,16 +9,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UsageError
 from autotune.online.controller import Controller
 from autotune.online.epoch import Epoch, EpochIterator
 from autotune.online.group import WorkerGroup, WorkerSettings, find_start_method, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
-from autotune.online.model import Window
 from autotune.online.result import find_start, read_facts, remove_result, save_result
 from autotune.online.shared_state import WATCHED_LOADS
+from autotune.online.windows import Windows
 from autotune.online.worker import WorkerCounters
 from autotune.system.software import read_local_rank, read_local_world_size
 from autotune.units import parse_budget
@@ -28,21 +27,9 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
+    from autotune.online.model import Window
+
 Stats = dict[str, float]  # by name
-WINDOW_SECONDS: Final = 1.5
-SHORT_WINDOW_SECONDS: Final = 0.5  # enough to see whether training waits without workers, or that a try is poor
-POOR_RATIO: Final = 0.9  # of the best rate so far
-MAX_WINDOW_SECONDS: Final = 6.0  # for few, slow batches
-SHORT_EPOCH_SECONDS: Final = 3.0  # in which windows are whole epochs, if the workers are persistent; else:
-SHORT_STARTED_EPOCH_SECONDS: Final = 6.0  # starting the workers is part of their rate
-ROUNDS: Final = 3  # batches of each worker in a window
-WARM_UP_STEPS: Final = 3  # of an epoch, which may be slower
-WATCH_SECONDS: Final = 30.0  # a window after it has converged
-WATCH_STEPS: Final = 16  # between two readings of the counters then, which take some time
-PAUSE_SECONDS: Final = 0.2  # between two batches, in which the training validates or saves, not steps
-PAUSE_STEPS: Final = 5.0  # and this many times the mean step
-RECURRING_PAUSES: Final = 3  # in a window, from which on they are part of the steps
-MAX_PERIOD_SECONDS: Final = 12.0  # of the window in which the next recurring pause must come
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +90,17 @@ class Autopilot:
             begin, known = own, None
         self.controller = Controller(own, begin, limits.cpus, self._limit_workers, known, needs_workers=needs_workers)
         self._started = time.perf_counter()
-        self._short_seconds = SHORT_EPOCH_SECONDS if loader.persistent_workers else SHORT_STARTED_EPOCH_SECONDS
         self._counters = WorkerCounters()
+        self._windows = Windows(self._counters, self.controller, persists=loader.persistent_workers)
         self._epoch: Epoch | None = None  # whose batches count
         self._iterators: weakref.WeakSet[EpochIterator] = weakref.WeakSet()  # that the training holds
         self._latest: weakref.ref[Epoch] | None = None  # that was started
         self._kept: list[WorkerGroup] = []  # persistent workers between two epochs
         self._seeds: torch.Generator | None = None  # of persistent workers
-        self._total = self._offset = Window()  # counts at the end of the epoch before; what to subtract in this one
-        self._began: Window | None = None  # counts at the start of the window
         self._drift = ""  # what to say of it when it has converged again
-        self._pauses, self._has_recurring_pauses = 0, False  # of the window
-        self._due = self._warm_up = 0  # batches of the epoch: until the next decision, and before a window
         self._longest = 0  # batches of an epoch
         self._has_checked = False  # what workers would share with this process
-        self._has_short_epochs = self._is_resuming = self._is_changing = self._has_reported = False
+        self._has_reported = False
         self._follow(loader)
 
     def _follow(self, loader: DataLoader[Any]) -> None:
@@ -149,16 +132,13 @@ class Autopilot:
     def start_epoch(self, loader: DataLoader[Any]) -> EpochIterator:
         """Start an epoch with the settings that are best so far."""
         self._end_epochs(are_replaced=loader.persistent_workers)
-        clock = Window(0, time.perf_counter(), 0.0, time.process_time(), *self._counters.total())
+        began = time.perf_counter()
         if self._epoch is not None:  # a look at a batch
             return self._iterate(
                 Epoch(loader, self.controller.settings, self.controller.own, self._counters, self._limits)
             )
-        self._offset = clock.since(self._total)  # the time between two epochs does not count
-        if self._has_short_epochs and not self._is_changing:  # windows are whole epochs, with what starting them takes
-            if self._began is not None and self._is_long(window := self._total.since(self._began)):
-                self._close_window(window)
-            self._began = self._began or self._total
+        if (window := self._windows.begin_epoch()) is not None:
+            self._evaluate(window)
         (workers, prefetch), own, kept = self.controller.settings, self.controller.own, list(self._kept)
         self._kept.clear()
         wait_for_ending_workers()
@@ -167,21 +147,14 @@ class Autopilot:
             if workers > most:
                 self.controller.settings = WorkerSettings(most, prefetch) if most else own
             if workers > most or (loader.persistent_workers and workers):
-                self._began = None  # only their first epoch starts them
+                self._windows.discard()  # only their first epoch starts them
         is_unchecked = not (own.workers or kept or self._has_checked) and self.controller.settings.workers > 0
         settings = own if is_unchecked else self.controller.settings  # the first batches show what workers would share
-        epoch = Epoch(loader, settings, own, self._counters, self._limits, kept, self._seeds)
+        self._epoch = epoch = Epoch(loader, settings, own, self._counters, self._limits, kept, self._seeds)
         self._seeds = epoch.seeds if loader.persistent_workers else None
         epoch.returned_at, epoch.returned_cpu_seconds = time.perf_counter(), time.process_time()
-        epoch.wait_seconds = epoch.returned_at - clock.seconds
-        are_kept = sum(one.settings.workers for one in kept if one.settings.prefetch == prefetch) == workers
-        self._epoch, self._is_changing = epoch, is_unchecked or (bool(kept) and not are_kept)
-        if self._is_changing:
-            self._began = None
-        self._warm_up = max(epoch.drawn or self.controller.settings.batches, WARM_UP_STEPS)
-        is_whole = self._has_short_epochs and not self._is_changing
-        self._due = sys.maxsize if is_whole else WATCHED_LOADS if is_unchecked else self._warm_up
-        self._is_resuming = not is_whole and self._began is not None
+        epoch.wait_seconds = epoch.returned_at - began
+        self._windows.enter(epoch, WATCHED_LOADS if is_unchecked else None)
         return self._iterate(epoch)
 
     def _iterate(self, epoch: Epoch) -> EpochIterator:
@@ -202,100 +175,32 @@ class Autopilot:
         most = self._limits.most_workers(prefetch, kept)
         return min(most, self._longest or most)
 
-    def _is_short(self, epoch: Epoch) -> bool:
-        """Return whether the epoch so far is short, or has few batches after those that its workers began with."""
-        return time.perf_counter() - epoch.started_at < self._short_seconds or epoch.delivered < 2 * self._warm_up
-
-    def _restart_window(self, epoch: Epoch) -> None:
-        """Begin a window with the next epoch if epochs are short, or when the batches under way are delivered."""
-        self._began, self._due = None, sys.maxsize if self._has_short_epochs else epoch.drawn
-        self._is_resuming = False
-
     def _before_batch(self, epoch: Epoch) -> None:
         if epoch.failure and not self.controller.failure:
             self._fail(epoch.failure)
         if self._epoch is None and self._latest is not None and self._latest() is epoch:
-            self._follow_epoch(epoch)
-        if epoch is not self._epoch:
-            return
-        if self._due == sys.maxsize and not self._is_short(epoch):  # though the one before was, or was left early
-            self._has_short_epochs = False
-            self._restart_window(epoch)
-        is_pause = self._is_pause(epoch)
-        if is_pause:
-            self._count_pause(epoch)
-        if epoch.delivered < self._due:
-            return
-        if self._is_changing:
-            self._change(epoch)
-        elif self._began is None:
-            self._began, self._due, self._pauses = self._read(epoch), epoch.delivered + 1, 0
-        elif self._is_resuming:  # the window of the epoch before, without the start of this one
-            start = self._read(epoch).since(self._total)
-            self._offset = Window(*map(operator.add, self._offset, start))
-            self._is_resuming, self._due = False, epoch.delivered + 1
-        else:
-            least = WATCH_STEPS if self.controller.has_converged else 1
-            self._due = epoch.delivered + max(self.controller.settings.workers, least)  # whole rounds of workers
-            window = self._read(epoch).since(self._began)
-            if self._has_recurring_pauses and not is_pause and window.seconds < MAX_PERIOD_SECONDS:
-                self._due = epoch.delivered + 1
-            elif self._is_long(window):
-                self._has_recurring_pauses &= is_pause
-                self._close_window(window)
-                self._due = epoch.delivered
-                self._before_batch(epoch)
+            self._epoch = epoch
+            self._windows.follow(epoch)
+        while epoch is self._epoch and self._windows.is_due(epoch):
+            if epoch.settings != self.controller.settings:
+                self._change(epoch)
+                break
+            if (window := self._windows.advance(epoch)) is None:
+                break
+            self._evaluate(window)
 
-    def _follow_epoch(self, epoch: Epoch) -> None:
-        """Count the batches of an epoch from now on, which was started before the training left another one."""
-        self._offset = Window()
-        self._offset = self._read(epoch).since(self._total)
-        self._epoch, self._is_changing = epoch, epoch.settings != self.controller.settings
-        self._is_resuming = not self._is_changing and self._began is not None
-        self._due, self._has_short_epochs = epoch.delivered + self._warm_up * self._is_resuming, False
-
-    def _is_pause(self, epoch: Epoch) -> bool:
-        pause = time.perf_counter() - epoch.returned_at
-        if pause < PAUSE_SECONDS or self._began is None:
-            return False
-        window = self._read(epoch).since(self._began)
-        return pause * (window.batches - 1) > PAUSE_STEPS * (window.seconds - pause)
-
-    def _count_pause(self, epoch: Epoch) -> None:
-        """Leave a pause out of the window, unless pauses recur: then a window consists of whole periods.
-
-        A GPU may be given many steps ahead, until one step waits for all of them.
-        """
-        self._pauses += 1
-        if self._pauses == RECURRING_PAUSES and not (self._has_recurring_pauses or self.controller.has_converged):
-            self._has_recurring_pauses, self._pauses = True, 1
-        if self._has_recurring_pauses and self._pauses == 1:
-            self._began = self._read(epoch)
-        elif not self._has_recurring_pauses:
-            cpu_seconds = time.process_time() - epoch.returned_cpu_seconds
-            pause = Window(0, time.perf_counter() - epoch.returned_at, 0, cpu_seconds)
-            self._offset = Window(*map(operator.add, self._offset, pause))
-
-    def _is_long(self, window: Window) -> bool:
-        controller = self.controller
-        best = max((one.rate for one in controller.windows.values()), default=0.0)
-        is_clear = window.rate < POOR_RATIO * best if best else not controller.settings.workers
-        least = WATCH_SECONDS if controller.has_converged else SHORT_WINDOW_SECONDS if is_clear else WINDOW_SECONDS
-        is_enough = window.batches >= ROUNDS * max(1, controller.settings.workers)
-        return window.seconds >= (least if is_enough else max(least, MAX_WINDOW_SECONDS))
-
-    def _close_window(self, window: Window) -> None:
+    def _evaluate(self, window: Window) -> None:
         """Let the controller decide by a window; it may ask for a change."""
-        controller, self._began = self.controller, None
+        controller = self.controller
         before, last, drifts = controller.settings, controller.final_window, controller.drifts
         if (excess := self._limits.measure_workers()) and before != controller.own:
-            self._fail(f"added workers failed ({excess})")
             if self._epoch is not None:
                 self._epoch.fall_back(excess)
             else:
                 _end_all(self._kept)
+            self._fail(f"added workers failed ({excess})")
             return
-        self._is_changing = controller.add(window) != before
+        controller.add(window)
         if last is not None and controller.drifts > drifts:
             self._drift = f"waits grew from {last.wait_share:.0%} to {window.wait_share:.0%} of the time; "
             self._has_reported = False
@@ -307,30 +212,26 @@ class Autopilot:
 
     def _fail(self, reason: str) -> None:
         self.controller.fail(reason)
-        self._has_reported, self._is_changing = False, True
+        self._has_reported = False
         self._report()
         if self._path is not None:
             with suppress(Exception):  # training goes on
                 remove_result(self._path, self._facts)
+        if self._epoch is not None:
+            self._windows.restart(self._epoch)
 
     def _change(self, epoch: Epoch) -> None:
-        if (changed := epoch.change(self.controller.settings)) is not None:
-            self.controller.settings, self._is_changing, self._has_checked = changed, False, True
-            self._restart_window(epoch)
-
-    def _read(self, epoch: Epoch) -> Window:
-        counts = self._counters.total()
-        now = Window(epoch.delivered, time.perf_counter(), epoch.wait_seconds, time.process_time(), *counts)
-        return now.since(self._offset)
+        if epoch.change(self.controller.settings):
+            self.controller.settings, self._has_checked = epoch.settings, True
+            self._windows.restart(epoch)
 
     def _after_epoch(self, epoch: Epoch) -> None:
         self._kept.extend(epoch.kept)
         if epoch.is_whole:
             self._longest = max(self._longest, epoch.drawn)
         if epoch is self._epoch:
-            self._epoch, self._total = None, self._read(epoch)
-            if epoch.is_whole or epoch.delivered > WARM_UP_STEPS:  # else it was a look at a batch
-                self._has_short_epochs = self._is_short(epoch)
+            self._epoch = None
+            self._windows.leave(epoch)
 
     def _report(self) -> None:
         if not self._has_reported:

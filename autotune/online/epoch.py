@@ -76,7 +76,7 @@ class Epoch:
         seeds: torch.Generator | None = None,
     ) -> None:
         self.loader, self._own, self._counters, self._limits = loader, own, counters, limits
-        self.settings = settings  # at the start
+        self.settings = settings  # of the workers that load now, or that load at the first batch
         self._groups = list[WorkerGroup]()
         self._queue = deque[Slot]()  # those without a group are free: any group may take them
         self.drawn = self.started_workers = self.delivered = 0  # batches, workers, batches
@@ -102,6 +102,7 @@ class Epoch:
             if own.workers:  # else the plain loader draws nothing from its sampler before the first batch
                 self._start_first()
             return
+        self.settings = WorkerSettings(_count(kept), kept[0].settings.prefetch)
         self.started_workers = max(one.first_worker + one.started for one in kept)
         shares = [((at + 1) / one.settings.batches, one) for one in kept for at in range(one.settings.batches)]
         with suppress(StopIteration):  # the epoch has fewer
@@ -122,7 +123,8 @@ class Epoch:
             settings, self._first = self._first, None
             if settings.workers and settings != self._own:
                 self.failure = self._explain()
-            self._add(self._own if self.failure else settings, [])
+            self.settings = self._own if self.failure else settings
+            self._add(self.settings, [])
 
     def _explain(self) -> str:
         try:
@@ -131,23 +133,24 @@ class Epoch:
             reason = f"the dataset cannot be looked at ({_describe(error)})"
         return reason and f"no workers are added: {reason}"
 
-    def change(self, settings: WorkerSettings) -> WorkerSettings | None:
+    def change(self, settings: WorkerSettings) -> bool:
         """Change the workers at a boundary between batches; those that are not needed end, or are idle in their group.
 
         Returns:
-            The settings from now on, within the limits; None while an earlier change is under way, and if this one has
-            to wait for the next epoch.
+            Whether `self.settings` are now these within the limits; False while an earlier change is under way, and if
+            this one has to wait for the next epoch.
         """
         before, kept, most = self._list_open(), list[WorkerGroup](), settings.workers
         if not before or not self._can_change:
-            return None
+            return False
         started = sum(one.started for one in before)
         is_prefetch_higher = any(one.settings.prefetch < settings.prefetch for one in before)
         if settings != self._own and (started < most or is_prefetch_higher):
             most = min(most, self._limits.most_workers(settings.prefetch, 0 if is_prefetch_higher else started))
             self.failure = self.failure or self._explain()
             if self.failure or (most < settings.workers and most <= _count(before)):
-                return WorkerSettings(_count(before), before[0].settings.prefetch)
+                self.settings = WorkerSettings(_count(before), before[0].settings.prefetch)
+                return True
         lead = 0
         if most and all(one.settings.workers for one in before) and any(one.pending for one in before):
             rate = self.delivered / max(1e-9, self.returned_at - self.started_at)
@@ -161,11 +164,12 @@ class Epoch:
         missing = WorkerSettings(most - _count(kept), settings.prefetch)
         is_possible = (kept and not missing.workers) or self._add(missing, kept, lead)
         if self._is_too_late:
-            return None
+            return False
         for group in before:
             if is_possible and group not in kept:
                 self._close(group)
-        return WorkerSettings(most, settings.prefetch)
+        self.settings = WorkerSettings(most, settings.prefetch)
+        return True
 
     def next_batch(self) -> Any:
         """Return the next batch in the sampler's order; raise StopIteration at the end, or an error of the dataset."""
@@ -207,6 +211,7 @@ class Epoch:
     def fall_back(self, reason: str) -> None:
         """End added workers, which have failed, and have a group of the user's own settings load their batches."""
         self.failure, self._first = self.failure or f"added workers failed ({reason})", None
+        self.settings = self._own
         replacement = WorkerGroup(self._own, self._take, is_own=True)
         for slot in self._queue:
             if slot.group is None or not slot.group.is_own:
@@ -368,7 +373,7 @@ class Epoch:
         )
 
 
-def _count(groups: list[WorkerGroup]) -> int:
+def _count(groups: Sequence[WorkerGroup]) -> int:
     return sum(one.settings.workers for one in groups)
 
 

@@ -24,8 +24,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from autotune.checking import check
 from autotune.errors import UsageError
 from autotune.online.attach import autopilot
-from autotune.online.autopilot import PAUSE_SECONDS, Stats, print_sentence
-from autotune.online.group import WorkerGroup, WorkerSettings, wait_for_ending_workers
+from autotune.online.autopilot import Stats, print_sentence
+from autotune.online.group import WorkerSettings, wait_for_ending_workers
 from autotune.online.model import Window
 from autotune.online.result import find_start, read_hardware
 from autotune.profiles.load import load, select_profile
@@ -185,25 +185,13 @@ def test_epochs_get_no_more_workers_than_batches() -> None:
 
 
 def test_epochs_whose_batches_are_all_under_way_at_once_are_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.online.autopilot.SHORT_STARTED_EPOCH_SECONDS", 0.1)
+    monkeypatch.setattr("autotune.online.windows.SHORT_STARTED_EPOCH_SECONDS", 0.1)
     loader: Any = autopilot(DataLoader(Waiting(0.005, 128), 8, num_workers=6, prefetch_factor=4), None, quiet=True)
     for _ in range(60):
         assert sum(len(batch) for batch in loader) == 128
         if loader.autopilot_state.controller.windows:
             return
     raise AssertionError("no window in 60 epochs")
-
-
-def test_a_window_goes_on_in_the_next_epoch_without_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.online.autopilot.SHORT_STARTED_EPOCH_SECONDS", 0.1)
-    monkeypatch.setattr("autotune.online.autopilot.WATCH_SECONDS", 1.5)
-    found = list[dict[str, float]]()
-    loader = autopilot(DataLoader(Waiting(0.0, 320), 8), None, on_stats=found.append, quiet=True)
-    for _ in range(4):
-        for position, _batch in enumerate(loader):
-            time.sleep(0.3 if position == 0 else 0.02)  # the first step of an epoch is slow
-    assert len(found) > 1
-    assert all(one["data/batches_per_second"] > 30 for one in found)
 
 
 def test_on_stats_gets_the_numbers_of_each_window() -> None:
@@ -268,31 +256,24 @@ def test_a_copied_loader_reports_to_the_same_function() -> None:
     assert again.autopilot_options is loader.autopilot_options  # type: ignore[attr-defined]  # of the tuned class
 
 
-@pytest.mark.parametrize(("batches", "is_pause"), [(8, True), (1, False)], ids=["slow steps", "first step"])
-def test_a_validation_between_two_batches_is_no_step(batches: int, is_pause: bool) -> None:
-    loader: Any = autopilot(DataLoader(Waiting(), 8), None, quiet=True)
-    iterator = iter(loader)
-    next(iterator)
-    state, epoch = loader.autopilot_state, loader.autopilot_state._epoch
-    state._began = Window()
-    state._read = lambda _: Window(batches, 0.15 * batches + 5.0)
-    epoch.returned_at = time.perf_counter() - 5.0
-    assert state._is_pause(epoch) is is_pause
-
-
 def test_a_change_is_made_at_the_end_of_the_window_that_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     loader: Any = autopilot(DataLoader(Waiting(0.0, 3200), 8), None, quiet=True)
     iterator = iter(loader)
     for _ in range(8):
         next(iterator)
     state, epoch = loader.autopilot_state, loader.autopilot_state._epoch
-    monkeypatch.setattr(state.controller, "add", lambda window: WorkerSettings(1, 2))
-    monkeypatch.setattr(state, "_is_long", lambda window: True)
-    changed: list[int] = []
+    asked, changed = list[int](), list[int]()
+
+    def ask(_: Window) -> None:
+        state.controller.settings = WorkerSettings(1, 2)
+        asked.append(epoch.delivered)
+
+    monkeypatch.setattr(state.controller, "add", ask)
     monkeypatch.setattr(epoch, "change", lambda settings: changed.append(epoch.delivered))
-    state._due = epoch.delivered
-    state._before_batch(epoch)
-    assert changed == [epoch.delivered]
+    monkeypatch.setattr("autotune.online.windows.SHORT_WINDOW_SECONDS", 0.0)
+    while not asked:
+        next(iterator)
+    assert changed == asked
 
 
 @pytest.mark.parametrize(("is_terminal", "text"), [(True, "\r\x1b[Kdltune: done\n"), (False, "dltune: done\n")])
@@ -304,20 +285,6 @@ def test_a_sentence_clears_the_line_of_a_progress_bar_on_a_terminal(
     monkeypatch.setattr("sys.stderr", stream)
     print_sentence("done")
     assert stream.getvalue() == text
-
-
-def test_a_pause_of_the_training_does_not_count() -> None:
-    loader: Any = autopilot(DataLoader(Waiting(0.001, 3200), 8), None, quiet=True)
-    iterator = iter(loader)
-    for _ in range(8):
-        next(iterator)
-    state = loader.autopilot_state
-    before = state._read(state._epoch)
-    time.sleep(0.6)
-    next(iterator)
-    window = state._read(state._epoch).since(before)
-    assert window.batches == 1
-    assert window.seconds < 0.4
 
 
 def test_the_hardware_of_a_result_is_read_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,14 +440,6 @@ def test_persistent_workers_change_in_a_short_epoch(batches: int) -> None:
     wait_for_ending_workers()
 
 
-def test_a_poor_try_is_short() -> None:
-    loader: Any = autopilot(DataLoader(Waiting(), 8), None, quiet=True)
-    list(loader)
-    state = loader.autopilot_state
-    state.controller.windows[WorkerSettings(0, 2)] = Window(batches=100, seconds=1.0)
-    assert [state._is_long(Window(batches, 0.6)) for batches in (30, 57)] == [True, False]
-
-
 def test_persistent_workers_end_with_their_loader() -> None:
     wait_for_ending_workers()
     before = len(multiprocessing.active_children())
@@ -523,23 +482,6 @@ def test_a_look_at_a_batch_does_not_end_an_epoch_beyond_the_length_of_its_loader
         if step in (6, 12):
             next(iter(loader))
     assert taken == [step * 8 % 64 for step in range(24)]
-
-
-def test_the_start_of_workers_is_no_pause_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = WorkerGroup.__init__
-
-    def start_slowly(*given: Any, **more: Any) -> None:
-        time.sleep(2 * PAUSE_SECONDS)
-        start(*given, **more)
-
-    monkeypatch.setattr(WorkerGroup, "__init__", start_slowly)
-    loader: Any = autopilot(DataLoader(Waiting(), 8, num_workers=1), None, quiet=True)
-    iterator = iter(loader)
-    state = loader.autopilot_state
-    state._began = Window()
-    state._read = lambda _: Window(8, 10 * PAUSE_SECONDS)
-    assert not state._is_pause(state._epoch)
-    assert len(list(iterator)) == 8
 
 
 def take_as_lightning(loader: Any, epochs: int) -> list[set[Any]]:

@@ -90,7 +90,8 @@ def check_that_training_goes_on(loader: DataLoader[Any], start: WorkerSettings |
         if epoch.failure:
             epoch.change(own_settings(loader))
         elif epoch.delivered == 2:
-            assert epoch.change(FOUR) == FOUR
+            assert epoch.change(FOUR)
+            assert epoch.settings == FOUR
 
     assert indices_of(list(iterate(epoch, change))) == indices_of(list(make_loader(0, "in order")))
     wait_until(lambda: not set(list_children()) - before)

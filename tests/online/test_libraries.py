@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 
 from autotune.online.attach import autopilot
 from autotune.online.result import read_facts
+from tests.online.test_processes import TORCHRUN, list_batches
 
 ROOT = Path(__file__).parents[2]
 LENGTH, BATCH_SIZE, EPOCHS = 1000, 4, 2
 SHARED_SECONDS = "0.016"  # a sample, if two processes share the epoch: it lasts several windows also on a busy machine
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 pytestmark = [
     pytest.mark.slow,  # real training in libraries that only `make test-all` installs
@@ -191,26 +191,16 @@ if __name__ == "__main__":
 def test_the_sampler_that_lightning_injects_into_two_processes_is_followed(tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
     found = run_ranks(tmp_path, [*TORCHRUN, "-m", "autotune", "run"])
-    assert [one["seen"] for one in found] == [list_batches(rank) for rank in range(2)]
+    assert [one["seen"] for one in found] == [list_batches(LENGTH, rank) for rank in range(2)]
     assert any(one["workers"] > 1 for one in found)  # the faster process waits for the gradients of the other, not data
 
 
-def list_batches(rank: int) -> list[list[int]]:
-    """Return the batches of one of two processes by torch's sampler."""
-    sampler: Any = DistributedSampler(Waiting(0.0), num_replicas=2, rank=rank)
-    batches = []
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
-        batches += [list(batch) for batch in BatchSampler(sampler, BATCH_SIZE, drop_last=False)]
-    return batches
-
-
-def run_ranks(folder: Path, launcher: list[str], seconds: str = SHARED_SECONDS, code: str = RANKS) -> list[Any]:
+def run_ranks(folder: Path, launcher: list[str], code: str = RANKS) -> list[Any]:
     """Run two processes, and return what each of them found."""
     script = folder / "train.py"
     script.write_text(code)
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *launcher, str(script), str(folder), seconds]
+    command = [sys.executable, *launcher, str(script), str(folder), SHARED_SECONDS]
     ended = subprocess.run(command, cwd=folder, env=environ, check=False, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
@@ -287,9 +277,11 @@ from tests.online.test_libraries import find_most_workers, iterate
 folder, seconds = sys.argv[1:]
 found = []
 for options in ({}, {"split_batches": True}, {"dispatch_batches": True}):
-    seen, loader = iterate(float(seconds), tuned=float(seconds) > 0, **options)
+    plain, _ = iterate(0.0, tuned=False, **options)
+    seen, loader = iterate(float(seconds), tuned=True, **options)
     is_tuned = hasattr(loader.base_dataloader, "autopilot_state")
-    found.append({"seen": seen, "workers": find_most_workers(loader.base_dataloader) if is_tuned else 0})
+    workers = find_most_workers(loader.base_dataloader) if is_tuned else 0
+    found.append({"plain": plain, "seen": seen, "workers": workers})
 Path(folder, os.environ["RANK"] + ".json").write_text(json.dumps(found))
 distributed.destroy_process_group()  # else gloo's threads may abort the process at its end
 """
@@ -297,7 +289,6 @@ distributed.destroy_process_group()  # else gloo's threads may abort the process
 
 def test_two_processes_under_accelerate_get_the_same_batches(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    plain = run_ranks(tmp_path, TORCHRUN, "0", ACCELERATED)
-    tuned = run_ranks(tmp_path, TORCHRUN, code=ACCELERATED)
-    assert [[case["seen"] for case in one] for one in tuned] == [[case["seen"] for case in one] for one in plain]
-    assert all(case["workers"] > 1 for case in tuned[0])
+    found = run_ranks(tmp_path, TORCHRUN, ACCELERATED)
+    assert [[case["seen"] for case in one] for one in found] == [[case["plain"] for case in one] for one in found]
+    assert all(case["workers"] > 1 for case in found[0])

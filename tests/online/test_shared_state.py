@@ -31,10 +31,11 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from autotune.online.attach import autopilot
 from autotune.online.autopilot import Autopilot
 from autotune.online.controller import Controller
+from autotune.online.dataset_objects import list_objects
 from autotune.online.group import WorkerSettings
 from autotune.online.model import Window
 from autotune.online.result import read_facts, save_result
-from autotune.online.shared_state import SharedState, _list_objects
+from autotune.online.shared_state import SharedState
 from tests.echo_server import serve_echo
 from tests.online.test_epoch import own_settings
 
@@ -478,7 +479,7 @@ def load_here(dataset: Any, between: Callable[[], object] = list) -> str:
 
 def test_a_dataset_that_is_hard_to_look_at_is_loaded() -> None:
     assert load_here(Odd()) == ""
-    assert 1000 < sum(1 for _ in _list_objects(Odd())) < 1100
+    assert 1000 < sum(1 for _ in list_objects(Odd())) < 1100
 
 
 class Unset(Reading):
@@ -538,7 +539,7 @@ def test_generators_of_the_training_and_of_the_system_are_no_reason() -> None:
 def test_the_methods_of_a_class_are_read_once_however_many_objects_it_has() -> None:
     samples = [{"image": torch.ones(3), "label": torch.ones(1)} for _ in range(1000)]
     with mock.patch.object(dis, "get_instructions", return_value=()) as read:
-        assert sum(type(one) is torch.Tensor for one in _list_objects(samples)) == 2000
+        assert sum(type(one) is torch.Tensor for one in list_objects(samples)) == 2000
     assert 0 < read.call_count < 1000
 
 

@@ -128,7 +128,7 @@ def test_the_memory_of_a_trial_is_that_of_one_rank() -> None:
 
 
 @slow
-@pytest.mark.parametrize("factory", ["make_prepared", "make_trainer_loader", "Numbers"])
+@pytest.mark.parametrize("factory", ["make_trainer_loader", "Numbers"])
 def test_a_loader_of_a_library_is_sharded_by_the_library(
     factory: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

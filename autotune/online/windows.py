@@ -1,0 +1,167 @@
+"""Cuts a training run into windows, in which the workers are the same."""
+
+from __future__ import annotations
+
+import operator
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+from autotune.online.model import Window
+
+if TYPE_CHECKING:
+    from autotune.online.controller import Controller
+    from autotune.online.epoch import Epoch
+    from autotune.online.worker import WorkerCounters
+
+WINDOW_SECONDS: Final = 1.5
+SHORT_WINDOW_SECONDS: Final = 0.5  # enough to see whether training waits without workers, or that a try is poor
+POOR_RATIO: Final = 0.9  # of the best rate so far
+MAX_WINDOW_SECONDS: Final = 6.0  # for few, slow batches
+SHORT_EPOCH_SECONDS: Final = 3.0  # in which windows are whole epochs, if the workers are persistent; else:
+SHORT_STARTED_EPOCH_SECONDS: Final = 6.0  # starting the workers is part of their rate
+ROUNDS: Final = 3  # batches of each worker in a window
+WARM_UP_STEPS: Final = 3  # of an epoch, which may be slower
+WATCH_SECONDS: Final = 30.0  # a window after it has converged
+WATCH_STEPS: Final = 16  # between two readings of the counters then, which take some time
+PAUSE_SECONDS: Final = 0.2  # between two batches, in which the training validates or saves, not steps
+PAUSE_STEPS: Final = 5.0  # and this many times the mean step
+RECURRING_PAUSES: Final = 3  # in a window, from which on they are part of the steps
+MAX_PERIOD_SECONDS: Final = 12.0  # of the window in which the next recurring pause must come
+
+
+class Windows:
+    """Measures one window after the other; each is a part of an epoch, or consists of whole epochs if they are short.
+
+    The time between two epochs, the batches that new workers begin with, and rare pauses of the training do not count.
+
+    Args:
+        counters: Counters of the workers.
+        controller: Its windows so far say how long the next one is.
+        persists: Whether workers stay over epochs.
+    """
+
+    def __init__(self, counters: WorkerCounters, controller: Controller, *, persists: bool) -> None:
+        self._counters, self._controller = counters, controller
+        self._short_seconds = SHORT_EPOCH_SECONDS if persists else SHORT_STARTED_EPOCH_SECONDS
+        self._total = self._offset = Window()  # counts at the end of the epoch before; what to subtract in this one
+        self._start: Window | None = None  # counts at the start of the window
+        self._due = self._warm_up = 0  # batches of the epoch: until the next reading, and before a window
+        self._are_epochs = False  # whether windows consist of whole epochs
+        self._is_resuming = False  # whether this epoch continues the window of the one before
+        self._is_pause, self._pauses, self._do_pauses_recur = False, 0, False  # before this batch; in the window
+
+    def begin_epoch(self) -> Window | None:
+        """End the time between two epochs; return the window of whole epochs that is long enough now, if there is one.
+
+        What starting the workers takes is a part of such a window.
+        """
+        now = Window(0, time.perf_counter(), 0.0, time.process_time(), *self._counters.total())
+        self._offset = now.since(self._total)
+        if not self._are_epochs:
+            return None
+        start = self._start or self._total
+        window = self._total.since(start)
+        is_long = self._is_long(window)
+        self._start = self._total if is_long else start
+        return window if is_long else None
+
+    def discard(self) -> None:
+        """Discard the window so far: this epoch differs from those before and after it."""
+        self._start = None
+
+    def enter(self, epoch: Epoch, change_after: int | None = None) -> None:
+        """Measure an epoch that has begun; if its workers are to change, after so many batches."""
+        settings = self._controller.settings
+        self._warm_up = max(epoch.drawn or settings.batches, WARM_UP_STEPS)
+        if epoch.settings != settings:
+            self._start, self._due = None, self._warm_up if change_after is None else change_after
+        else:
+            self._due = sys.maxsize if self._are_epochs else self._warm_up
+        self._is_resuming = not self._are_epochs and self._start is not None
+
+    def follow(self, epoch: Epoch) -> None:
+        """Measure an epoch from now on, which began before the training left another one."""
+        self._offset = Window()
+        self._offset = self._read(epoch).since(self._total)
+        self._is_resuming = epoch.settings == self._controller.settings and self._start is not None
+        self._due, self._are_epochs = epoch.delivered + self._warm_up * self._is_resuming, False
+
+    def restart(self, epoch: Epoch) -> None:
+        """Begin a window with the next epoch if epochs are short, or when the batches under way are delivered."""
+        self._start, self._due = None, sys.maxsize if self._are_epochs else epoch.drawn
+        self._is_resuming = False
+
+    def leave(self, epoch: Epoch) -> None:
+        """Measure no further batches of an epoch; that of a look at a batch does not make epochs short."""
+        self._total = self._read(epoch)
+        if epoch.is_whole or epoch.delivered > WARM_UP_STEPS:
+            self._are_epochs = self._is_short(epoch)
+
+    def is_due(self, epoch: Epoch) -> bool:
+        """Return, before each batch, whether the workers may change now and a window may begin or end."""
+        if self._due == sys.maxsize and not self._is_short(epoch):  # though the one before was, or was left early
+            self._are_epochs = False
+            self.restart(epoch)
+        self._note_pause(epoch)
+        return epoch.delivered >= self._due
+
+    def advance(self, epoch: Epoch) -> Window | None:
+        """Return the window that ends before this batch; if none does, begin one, or continue it."""
+        if self._start is None:
+            self._start, self._due, self._pauses = self._read(epoch), epoch.delivered + 1, 0
+            return None
+        if self._is_resuming:  # without the start of this epoch
+            self._skip(self._read(epoch).since(self._total))
+            self._is_resuming, self._due = False, epoch.delivered + 1
+            return None
+        window, workers = self._read(epoch).since(self._start), self._controller.settings.workers
+        if self._do_pauses_recur and not self._is_pause and window.seconds < MAX_PERIOD_SECONDS:
+            self._due = epoch.delivered + 1
+            return None
+        if not self._is_long(window):  # for whole rounds of the workers
+            self._due = epoch.delivered + max(workers, WATCH_STEPS if self._controller.has_converged else 1)
+            return None
+        self._do_pauses_recur &= self._is_pause
+        self._start, self._due = None, epoch.delivered
+        return window
+
+    def _read(self, epoch: Epoch) -> Window:
+        counts = self._counters.total()
+        now = Window(epoch.delivered, time.perf_counter(), epoch.wait_seconds, time.process_time(), *counts)
+        return now.since(self._offset)
+
+    def _skip(self, part: Window) -> None:
+        self._offset = Window(*map(operator.add, self._offset, part))
+
+    def _is_short(self, epoch: Epoch) -> bool:
+        """Return whether the epoch so far is short, or has few batches after those that its workers began with."""
+        return time.perf_counter() - epoch.started_at < self._short_seconds or epoch.delivered < 2 * self._warm_up
+
+    def _note_pause(self, epoch: Epoch) -> None:
+        """Leave a pause out of the window, unless pauses recur: then a window consists of whole periods.
+
+        A GPU may be given many steps ahead, until one step waits for all of them.
+        """
+        pause, self._is_pause = time.perf_counter() - epoch.returned_at, False
+        if pause < PAUSE_SECONDS or self._start is None:
+            return
+        window = self._read(epoch).since(self._start)
+        self._is_pause = pause * (window.batches - 1) > PAUSE_STEPS * (window.seconds - pause)
+        if not self._is_pause:
+            return
+        self._pauses += 1
+        if self._pauses == RECURRING_PAUSES and not (self._do_pauses_recur or self._controller.has_converged):
+            self._do_pauses_recur, self._pauses = True, 1
+        if self._do_pauses_recur and self._pauses == 1:
+            self._start = self._read(epoch)
+        elif not self._do_pauses_recur:
+            self._skip(Window(0, pause, 0, time.process_time() - epoch.returned_cpu_seconds))
+
+    def _is_long(self, window: Window) -> bool:
+        controller = self._controller
+        best = max((one.rate for one in controller.windows.values()), default=0.0)
+        is_clear = window.rate < POOR_RATIO * best if best else not controller.settings.workers
+        least = WATCH_SECONDS if controller.has_converged else SHORT_WINDOW_SECONDS if is_clear else WINDOW_SECONDS
+        is_enough = window.batches >= ROUNDS * max(1, controller.settings.workers)
+        return window.seconds >= (least if is_enough else max(least, MAX_WINDOW_SECONDS))

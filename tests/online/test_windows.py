@@ -1,0 +1,182 @@
+"""Windows: which parts of a training run count, by a clock that the tests set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from autotune.online.controller import Controller
+from autotune.online.group import WorkerSettings
+from autotune.online.model import Window
+from autotune.online.windows import MAX_WINDOW_SECONDS, PAUSE_SECONDS, WINDOW_SECONDS, Windows
+from autotune.online.worker import WorkerCounters
+
+OWN = WorkerSettings(2, 2)
+
+
+@dataclass
+class Run:
+    """A training run on a clock of its own, with one epoch after the other."""
+
+    persists: bool = False
+    now: float = 100.0
+
+    # of the epoch, as `Epoch` has them
+    settings = OWN
+    delivered = drawn = 0
+    wait_seconds = returned_at = returned_cpu_seconds = started_at = 0.0
+    is_whole = False
+
+    def __post_init__(self) -> None:
+        self.controller = Controller(OWN, OWN, cpus=2, limit=lambda prefetch, kept: 64)
+        self.windows = Windows(WorkerCounters(), self.controller, persists=self.persists)
+        self.found = list[Window]()
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def process_time(self) -> float:
+        return 0.0
+
+    def train(self, steps: int, seconds: float = 0.1) -> None:
+        """Take batches, each of which is here at once, and takes one step."""
+        epoch: Any = self
+        for _ in range(steps):
+            while self.windows.is_due(epoch) and (window := self.windows.advance(epoch)) is not None:
+                self.found.append(window)
+            self.delivered += 1
+            self.returned_at = self.now
+            self.now += seconds
+
+    def begin(self) -> None:
+        """Begin an epoch."""
+        if (window := self.windows.begin_epoch()) is not None:
+            self.found.append(window)
+        self.delivered = 0
+        self.started_at = self.returned_at = self.now
+        self.windows.enter(self)  # type: ignore[arg-type]
+
+    def end(self) -> None:
+        """End an epoch after its last batch."""
+        self.is_whole = True
+        self.windows.leave(self)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=[False, True], ids=["workers end with an epoch", "persistent workers"])
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
+    made = Run(request.param)
+    monkeypatch.setattr("autotune.online.windows.time", made)
+    return made
+
+
+def test_windows_have_the_rate_of_the_steps_and_the_shortest_length(run: Run) -> None:
+    run.begin()
+    run.train(200)
+    assert len(run.found) > 5
+    for window in run.found:
+        assert window.rate == pytest.approx(10.0)
+        assert WINDOW_SECONDS <= window.seconds < WINDOW_SECONDS + 0.5
+
+
+def test_the_windows_of_slow_batches_are_longer(run: Run) -> None:
+    run.begin()
+    run.train(60, seconds=1.6)
+    assert {window.batches for window in run.found} == {5.0}
+    assert run.found[0].seconds > MAX_WINDOW_SECONDS
+
+
+def test_a_try_that_is_clearly_poor_ends_early(run: Run) -> None:
+    run.controller.windows[WorkerSettings(4, 2)] = Window(batches=100, seconds=1.0)
+    run.begin()
+    run.train(60, seconds=0.05)
+    assert run.found[0].seconds < WINDOW_SECONDS / 2
+
+
+def test_a_rare_pause_of_the_training_does_not_count(run: Run) -> None:
+    run.begin()
+    run.train(12)
+    run.now += 5.0  # it validates
+    run.train(12)
+    assert [window.rate for window in run.found] == [pytest.approx(10.0, rel=0.1)]  # but for the step before it
+
+
+def test_the_pauses_of_a_device_that_is_many_steps_behind_count(run: Run) -> None:
+    run.begin()
+    for _ in range(40):
+        run.train(20, seconds=0.01)
+        run.now += 0.8
+    assert run.found
+    assert [window.rate for window in run.found[1:]] == pytest.approx([20.0] * (len(run.found) - 1), rel=0.05)
+
+
+def test_slow_steps_are_no_pauses(run: Run) -> None:
+    run.begin()
+    run.train(40, seconds=3 * PAUSE_SECONDS)
+    assert {round(window.rate, 3) for window in run.found} == {round(1 / (3 * PAUSE_SECONDS), 3)}
+
+
+def test_a_window_goes_on_in_the_next_epoch_without_what_lies_between(run: Run) -> None:
+    run.begin()
+    run.train(200, seconds=0.04)  # long enough for windows within it
+    before = len(run.found)
+    run.end()
+    run.now += 20.0
+    run.begin()
+    run.train(1, seconds=3.0)  # the first step of an epoch is slow
+    run.train(200, seconds=0.04)
+    assert len(run.found) > before
+    assert [window.rate for window in run.found] == pytest.approx([25.0] * len(run.found))
+
+
+def test_windows_of_short_epochs_are_whole_epochs_with_the_start_of_their_workers(run: Run) -> None:
+    for _ in range(12):
+        run.begin()
+        run.now += 0.2  # the first batch is late
+        run.train(10)
+        run.end()
+        run.now += 20.0
+    whole = run.found[1:]  # the first one begins within the first epoch
+    assert whole
+    assert [window.rate for window in whole] == pytest.approx([10 / 1.2] * len(whole))
+    assert all(window.batches % 10 == 0 for window in whole)
+
+
+def test_an_epoch_that_turns_out_to_be_long_has_windows_within_it(run: Run) -> None:
+    run.begin()
+    run.train(10)
+    run.end()
+    run.begin()
+    run.train(200)
+    assert len(run.found) > 2
+
+
+def test_a_window_begins_when_the_batches_under_way_at_a_change_are_delivered(run: Run) -> None:
+    run.begin()
+    run.train(10)
+    run.drawn = run.delivered + 6
+    run.windows.restart(run)  # type: ignore[arg-type]
+    run.train(6, seconds=1.0)  # slow, and none of the new workers
+    run.train(60)
+    assert run.found[0].rate == pytest.approx(10.0)
+
+
+def test_workers_change_after_as_many_batches_as_the_start_of_an_epoch_asks_for(run: Run) -> None:
+    epoch: Any = run
+    run.controller.settings = WorkerSettings(4, 2)
+    run.windows.begin_epoch()
+    run.windows.enter(epoch, change_after=3)
+    due = []
+    for run.delivered in range(5):
+        due.append(run.windows.is_due(epoch))
+    assert due == [False, False, False, True, True]
+
+
+def test_a_look_at_a_batch_does_not_make_epochs_short(run: Run) -> None:
+    run.begin()
+    run.train(1)
+    run.windows.leave(run)  # type: ignore[arg-type]
+    run.begin()
+    run.train(30)
+    assert run.found
