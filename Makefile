@@ -1,6 +1,8 @@
 # Everything runs in .venv, which `make` creates; PYTHON selects another interpreter (3.11 or newer).
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := pip install --quiet --no-compile  # Python compiles a module at its first import:
+unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 TEST_READY := .venv/.test-ready
 BENCH_READY := .venv/.bench-ready
@@ -23,8 +25,8 @@ help: ## List the targets
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable . --group dev
+	$(BIN)/$(INSTALL) --upgrade 'pip>=25.1'
+	$(BIN)/$(INSTALL) --constraint constraints.txt --editable . --group dev
 	@touch $(READY)
 
 demo: $(READY) ## Set up, then tune the JPEG example; writes dltune.json
@@ -33,8 +35,8 @@ demo: $(READY) ## Set up, then tune the JPEG example; writes dltune.json
 		--batch-size 32 --trials 12 --trial-time 2500ms
 
 $(TEST_READY): $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --group integrations --group browser
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps timm  # without torchvision, which brings a CUDA build
+	$(BIN)/$(INSTALL) --constraint constraints.txt --group integrations --group browser
+	$(BIN)/$(INSTALL) --constraint constraints.txt --no-deps timm  # without torchvision, which brings a CUDA build
 	@touch $(TEST_READY)
 
 test: $(READY) ## Set up, then run the fast tests: about five minutes on two cores
@@ -45,7 +47,7 @@ test-all: test $(TEST_READY) ## Then the slow tests: faults, other libraries (ha
 	$(BIN)/python -m pytest tests -m slow $(ALONE:%=--ignore %) $(IN_TWO)
 
 $(COVERAGE_READY): $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --group coverage
+	$(BIN)/$(INSTALL) --constraint constraints.txt --group coverage
 	@touch $(COVERAGE_READY)
 
 coverage: $(COVERAGE_READY) ## Run the fast tests and print their branch coverage, child processes included
@@ -55,7 +57,7 @@ coverage: $(COVERAGE_READY) ## Run the fast tests and print their branch coverag
 	$(BIN)/coverage report
 
 $(MUTATION_READY): $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --group mutation
+	$(BIN)/$(INSTALL) --constraint constraints.txt --group mutation
 	@touch $(MUTATION_READY)
 
 mutation: $(MUTATION_READY) ## Mutate the modules that decide, and print the surviving mutants (two minutes)
@@ -66,10 +68,10 @@ mutation: $(MUTATION_READY) ## Mutate the modules that decide, and print the sur
 
 $(LOWEST_READY): pyproject.toml constraints.txt .ci/lowest.py
 	$(PYTHON) -m venv .venv-lowest
-	$(LOWEST)/pip install --quiet --upgrade 'pip>=25.1'
-	$(LOWEST)/pip install --quiet --constraint constraints.txt torch
+	$(LOWEST)/$(INSTALL) --upgrade 'pip>=25.1'
+	$(LOWEST)/$(INSTALL) --constraint constraints.txt torch
 	$(LOWEST)/python .ci/lowest.py > .venv-lowest/lowest.txt
-	$(LOWEST)/pip install --quiet --constraint .venv-lowest/lowest.txt --editable . pytest pytest-xdist hypothesis import-linter psutil
+	$(LOWEST)/$(INSTALL) --constraint .venv-lowest/lowest.txt --editable . pytest pytest-xdist hypothesis import-linter psutil
 	@touch $(LOWEST_READY)
 
 # torch's lower bound is not tested here: an earlier torch than that of constraints.txt downloads gigabytes of CUDA.
@@ -104,7 +106,7 @@ dist: ## Build sdist and wheel, and try both in fresh environments
 check: lint types test-all test-lowest docs dist ## Everything that CI runs
 
 $(BENCH_READY): $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --group bench
+	$(BIN)/$(INSTALL) --constraint constraints.txt --group bench
 	@touch $(BENCH_READY)
 
 BENCH_OPTIONS ?=  # such as --only tutorial decode --skip-grid --tuners loadtune random
@@ -122,7 +124,7 @@ coverage-simulation: $(READY) ## Simulate how often the intervals cover the true
 	$(BIN)/python -m benchmarks.coverage
 
 $(DOCS_READY): $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --group docs
+	$(BIN)/$(INSTALL) --constraint constraints.txt --group docs
 	@touch $(DOCS_READY)
 
 docs: $(DOCS_READY) ## Build the documentation site

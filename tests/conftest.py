@@ -29,7 +29,10 @@ if not os.environ.get("DLTUNE_TEST_SESSION", "").endswith(f"/{WORKER}"):  # not 
         atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 SESSION = os.environ["DLTUNE_TEST_SESSION"]
 
-LONG = tuple(f"tests/{name}" for name in ("test_end_to_end.py", "faults/", "runner/", "test_docs.py", "test_tuning.py"))
+LONG = tuple(
+    f"tests/{name}"
+    for name in ("faults/", "online/", "runner/", "test_end_to_end.py", "test_docs.py", "test_tuning.py")
+)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
 multiprocessing.set_start_method("fork")  # tests make datasets in functions; Python 3.14 has another default
@@ -115,11 +118,11 @@ def leaves_nothing() -> Iterator[None]:
 
 
 @pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Look for nothing on the network, and write no cache but here."""
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Look for nothing on the network, and write no cache but here; it is one, so that a supervisor can be kept."""
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
         monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", str(tmp_path_factory.getbasetemp() / "huggingface"))
 
 
 @pytest.fixture

@@ -91,19 +91,10 @@ def test_a_dataset_that_works_only_without_workers_keeps_them_off() -> None:
     assert load("dltune.json").loader_kwargs()["num_workers"] == 0
 
 
-@pytest.mark.parametrize(
-    ("factory", "words"),
-    [
-        ("make_raising", "ValueError: no such bucket"),
-        pytest.param("make_missing", "has no 'make_missing'", marks=pytest.mark.slow),
-        pytest.param("make_none", "returned None", marks=pytest.mark.slow),
-        pytest.param("make_exit", "SystemExit: 0", marks=pytest.mark.slow),
-    ],
-)
-def test_a_broken_factory_exits_2_with_a_sentence(factory: str, words: str, workdir: Path) -> None:
-    finished = run(factory)
+def test_a_broken_factory_exits_2_with_a_sentence(workdir: Path) -> None:
+    finished = run("make_raising")
     assert finished.returncode == 2
-    assert words in finished.stderr
+    assert "ValueError: no such bucket" in finished.stderr
     assert finished.stdout == ""
     assert "autotune/" not in finished.stderr
     assert not (workdir / "dltune.json").exists()

@@ -30,14 +30,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep the child off the network, and its caches in a temporary folder."""
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-
-
 def open_runner(dataset: str, *, is_loader: bool = False, **arguments: Any) -> TrialRunner:
     request = WorkloadRequest(
         dataset=dataset, dataset_args=arguments, is_loader=is_loader, step_seconds=1e-4, working_dir=ROOT

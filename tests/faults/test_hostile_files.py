@@ -99,7 +99,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hostile") / "dltune.json"
 
 
-@cases(1500)
+@cases(500)
 @given(data=draw_files(FILE), on_mismatch=st.sampled_from(["warn", "error", "default"]))
 def test_a_file_is_loaded_as_something_valid_or_refused(file: Path, data: bytes, on_mismatch: Any) -> None:
     file.write_bytes(data)
@@ -131,7 +131,7 @@ def test_every_command_that_takes_a_file_is_tried() -> None:
     assert {command for command, *_ in COMMANDS} == set(cli.commands) - others
 
 
-@cases(1500)
+@cases(500)
 @given(data=draw_files(FULL_FILE), command=st.sampled_from(COMMANDS))
 def test_a_command_says_what_a_file_holds_or_one_sentence_and_never_commands_the_terminal(
     file: Path, data: bytes, command: tuple[str, ...]
@@ -179,7 +179,7 @@ def answer(request: TrialRequest) -> TrialResult:
     return make_result(request.config, 500.0 * (request.config.dataloader.num_workers + 1))
 
 
-@cases(500)
+@cases(300)
 @given(text=draw_texts(INTERRUPTED))
 def test_a_run_starts_from_a_hostile_profile_or_refuses_it(text: str) -> None:
     try:
@@ -209,7 +209,7 @@ REPORTS: Final = (
 )
 
 
-@cases(1500)
+@cases(500)
 @given(text=st.sampled_from(REPORTS).flatmap(draw_texts))
 def test_a_message_of_a_child_is_refused_or_leads_to_a_plan_and_a_score(text: str) -> None:
     try:

@@ -29,7 +29,7 @@ HEAD = """
 TRAINING = """
     {method}
     print("training begins")
-    loader = autopilot(DataLoader(Waiting(), batch_size=4, {options}), None, max_workers=3)
+    loader = autopilot(DataLoader(Waiting(), batch_size=4, {options}), None, max_workers=2)
     began = time.monotonic()
     for position, batch in enumerate(loader):
         assert batch.tolist() == list(range(4 * position, 4 * position + 4))
@@ -63,12 +63,12 @@ def run(
 def test_workers_are_added_with(method: str, tmp_path: Path) -> None:
     output, _ = run(tmp_path, f"torch.multiprocessing.set_start_method({method!r})")
     assert output.split("\n")[0] == "training begins"
-    assert output.split("\n")[1] in "123"
+    assert output.split("\n")[1] in "12"
 
 
 def test_workers_are_added_with_the_context_of_the_loader(tmp_path: Path) -> None:
     output, _ = run(tmp_path, "", "num_workers=1, multiprocessing_context='spawn'")
-    assert output == "training begins\n3\n"
+    assert output == "training begins\n2\n"
 
 
 @pytest.mark.parametrize(("method", "compiled"), [("spawn", False), ("forkserver", False), ("spawn", True)])

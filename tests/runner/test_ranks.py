@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,12 +127,9 @@ def test_the_memory_of_a_trial_is_that_of_one_rank() -> None:
 
 
 @slow
+@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("factory", ["make_trainer_loader", "Numbers"])
-def test_a_loader_of_a_library_is_sharded_by_the_library(
-    factory: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_loader_of_a_library_is_sharded_by_the_library(factory: str) -> None:
     pytest.importorskip("tests.data_modules")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
     found = measure_ranks("", dataset=f"tests.data_modules:{factory}", is_loader=factory != "Numbers")
     assert [rank.samples for rank in found.ranks] == [32, 32]
