@@ -18,7 +18,7 @@ from autotune.online.group import WorkerGroup, WorkerSettings, find_start_method
 from autotune.online.limits import WorkerLimits
 from autotune.online.result import find_start, read_facts, remove_result, save_result
 from autotune.online.shared_state import WATCHED_LOADS
-from autotune.online.windows import Windows
+from autotune.online.windows import Window, Windows
 from autotune.online.worker import WorkerCounters
 from autotune.system.software import read_local_rank, read_local_world_size
 from autotune.units import parse_budget
@@ -26,8 +26,6 @@ from autotune.units import parse_budget
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
-
-    from autotune.online.model import Window
 
 Stats = dict[str, float]  # by name
 

@@ -1,16 +1,17 @@
-"""Decides in windows of a training run how many workers load its batches."""
+"""Decides by windows of a training run how many workers load its batches, and predicts other numbers of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from autotune.online.group import WorkerSettings
-from autotune.online.model import BatchCosts, Window
+from autotune.online.windows import Window
 
 MAX_TRIES: Final = 6
+KNEE_SHARE: Final = 0.95  # of the upper bound, which the first proposal is to reach
 TIE_RATIO: Final = 0.98  # of the best rate, above which fewer workers are as good
 OWN_RATIO: Final = 0.96  # of the best rate, above which the user's settings stay; two windows differ by that much
 WORTHWHILE_GAIN: Final = 1.05  # predicted, to load in the training process
@@ -26,6 +27,46 @@ FEWER_RATIO: Final = 0.93  # of the best, which fewer workers are predicted to k
 DRIFT_RATIO: Final = 0.9  # of the time for steps, or of the rate, when it converged
 DRIFT_WAIT: Final = 0.05  # more of the time waiting than when it converged
 MAX_DRIFTS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCosts:
+    """Seconds of one batch, by what it needs."""
+
+    waiting: float  # in a worker, for a disk or a network
+    worker_cpu: float
+    main_cpu: float
+    step: float  # between the delivery of a batch and the request of the next one
+
+    @classmethod
+    def measure(cls, window: Window) -> BatchCosts | None:
+        """Return the costs in a window; None without batches of workers."""
+        if not window.worker_batches:
+            return None
+        step = max(1e-9, window.seconds - window.wait_seconds) / window.batches
+        main_cpu = window.main_cpu_seconds / window.batches
+        cpu = min(window.worker_cpu_seconds, window.worker_seconds) / window.worker_batches
+        return cls(window.worker_seconds / window.worker_batches - cpu, cpu, main_cpu, step)
+
+    def predict(self, workers: int, cpus: float) -> float:
+        """Predict batches per second; workers wait independently and share the CPUs with the training process.
+
+        Mean value analysis of a closed queueing network (Reiser and Lavenberg, 1980), in which the CPUs are one fast
+        server with a delay (Seidmann's approximation). Without workers, a batch is loaded between two steps.
+        """
+        if not workers:
+            return 1.0 / (self.step + self.waiting + self.worker_cpu)
+        cpu, rate, queue = self.worker_cpu + self.main_cpu, 0.0, 0.0
+        for number in range(1, workers + 1):
+            response = cpu / cpus * (1 + queue)
+            rate = number / (self.waiting + cpu * (cpus - 1) / cpus + response)
+            queue = rate * response
+        return min(rate, 1.0 / self.step)
+
+    def propose(self, cpus: float, most: int) -> int:
+        """Return the fewest workers, up to `most`, that come near the upper bound of the step and the CPUs."""
+        bound = min(1.0 / self.step, cpus / max(self.worker_cpu + self.main_cpu, 1e-9))
+        return next((one for one in range(1, most) if self.predict(one, cpus) >= KNEE_SHARE * bound), most)
 
 
 class Controller:

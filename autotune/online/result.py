@@ -13,7 +13,7 @@ import torch
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.online.controller import BUSY_CPU_SHARE, Controller
 from autotune.online.group import WorkerSettings
-from autotune.online.model import Window
+from autotune.online.windows import Window
 from autotune.profiles.schema import (
     COMPUTE_BOUND_WAIT_SHARE,
     Baseline,

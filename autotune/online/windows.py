@@ -1,13 +1,11 @@
-"""Cuts a training run into windows, in which the workers are the same."""
+"""Cuts a training run into windows, in which the workers are the same, and measures each."""
 
 from __future__ import annotations
 
 import operator
 import sys
 import time
-from typing import TYPE_CHECKING, Final
-
-from autotune.online.model import Window
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from autotune.online.controller import Controller
@@ -28,6 +26,37 @@ PAUSE_SECONDS: Final = 0.2  # between two batches, in which the training validat
 PAUSE_STEPS: Final = 5.0  # and this many times the mean step
 RECURRING_PAUSES: Final = 3  # in a window, from which on they are part of the steps
 MAX_PERIOD_SECONDS: Final = 12.0  # of the window in which the next recurring pause must come
+
+
+class Window(NamedTuple):
+    """A part of a training run with unchanged workers."""
+
+    batches: float = 0.0
+    seconds: float = 0.0
+    wait_seconds: float = 0.0  # of the training loop for batches
+    main_cpu_seconds: float = 0.0  # of the training process
+    worker_batches: float = 0.0
+    worker_seconds: float = 0.0  # from receiving the indices to the end of `collate_fn`
+    worker_cpu_seconds: float = 0.0
+
+    def since(self, start: Window) -> Window:
+        """Return the part after an earlier reading of the same counts."""
+        return Window(*(now - then for now, then in zip(self, start, strict=True)))
+
+    @property
+    def rate(self) -> float:
+        """Batches per second."""
+        return self.batches / max(self.seconds, 1e-9)
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time that the training loop waits for batches."""
+        return min(1.0, self.wait_seconds / max(self.seconds, 1e-9))
+
+    @property
+    def busy_cpus(self) -> float:
+        """CPUs that the training process and its workers keep busy."""
+        return (self.main_cpu_seconds + self.worker_cpu_seconds) / max(self.seconds, 1e-9)
 
 
 class Windows:

@@ -26,8 +26,8 @@ from autotune.errors import UsageError
 from autotune.online.attach import autopilot
 from autotune.online.autopilot import Stats, print_sentence
 from autotune.online.group import WorkerSettings, wait_for_ending_workers
-from autotune.online.model import Window
 from autotune.online.result import find_start, read_hardware
+from autotune.online.windows import Window
 from autotune.profiles.load import load, select_profile
 from autotune.profiles.store import read_profiles, save_profile
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.online.controller import MAX_TRIES, Controller
+from autotune.online.controller import MAX_TRIES, BatchCosts, Controller
 from autotune.online.group import WorkerSettings
-from autotune.online.model import BatchCosts, Window
 from autotune.online.result import find_bottleneck
+from autotune.online.windows import Window
 
 CPUS = 2.0
 WORKLOADS = {

@@ -22,8 +22,8 @@ from autotune.errors import UsageError
 from autotune.online.attach import autopilot
 from autotune.online.autopilot import Options
 from autotune.online.group import WorkerSettings
-from autotune.online.model import Window
 from autotune.online.script import describe_loaders, run_script, tune_all_loaders
+from autotune.online.windows import Window
 
 ROOT = Path(__file__).parents[2]
 WAITING = dedent("""

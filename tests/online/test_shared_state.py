@@ -33,9 +33,9 @@ from autotune.online.autopilot import Autopilot
 from autotune.online.controller import Controller
 from autotune.online.dataset_objects import list_objects
 from autotune.online.group import WorkerSettings
-from autotune.online.model import Window
 from autotune.online.result import read_facts, save_result
 from autotune.online.shared_state import SharedState
+from autotune.online.windows import Window
 from tests.echo_server import serve_echo
 from tests.online.test_epoch import own_settings
 

@@ -9,8 +9,7 @@ import pytest
 
 from autotune.online.controller import Controller
 from autotune.online.group import WorkerSettings
-from autotune.online.model import Window
-from autotune.online.windows import MAX_WINDOW_SECONDS, PAUSE_SECONDS, WINDOW_SECONDS, Windows
+from autotune.online.windows import MAX_WINDOW_SECONDS, PAUSE_SECONDS, WINDOW_SECONDS, Window, Windows
 from autotune.online.worker import WorkerCounters
 
 OWN = WorkerSettings(2, 2)
