@@ -179,7 +179,7 @@ class Autopilot:
         if self._epoch is None and self._latest is not None and self._latest() is epoch:
             self._epoch = epoch
             self._windows.follow(epoch)
-        while epoch is self._epoch and self._windows.is_due(epoch):
+        while epoch is self._epoch and self._windows.note_batch(epoch):
             if epoch.settings != self.controller.settings:
                 self._change(epoch)
                 break
@@ -192,11 +192,11 @@ class Autopilot:
         controller = self.controller
         before, last, drifts = controller.settings, controller.final_window, controller.drifts
         if (excess := self._limits.measure_workers()) and before != controller.own:
+            self._fail(f"added workers failed ({excess})")
             if self._epoch is not None:
                 self._epoch.fall_back(excess)
             else:
                 _end_all(self._kept)
-            self._fail(f"added workers failed ({excess})")
             return
         controller.add(window)
         if last is not None and controller.drifts > drifts:
@@ -215,7 +215,9 @@ class Autopilot:
         if self._path is not None:
             with suppress(Exception):  # training goes on
                 remove_result(self._path, self._facts)
-        if self._epoch is not None:
+        if self._epoch is None:
+            self._windows.discard()
+        else:
             self._windows.restart(self._epoch)
 
     def _change(self, epoch: Epoch) -> None:

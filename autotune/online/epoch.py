@@ -76,7 +76,7 @@ class Epoch:
         seeds: torch.Generator | None = None,
     ) -> None:
         self.loader, self._own, self._counters, self._limits = loader, own, counters, limits
-        self.settings = settings  # of the workers that load now, or that load at the first batch
+        self.settings = settings  # of the workers that load now, or will at the first batch
         self._groups = list[WorkerGroup]()
         self._queue = deque[Slot]()  # those without a group are free: any group may take them
         self.drawn = self.started_workers = self.delivered = 0  # batches, workers, batches
@@ -102,7 +102,7 @@ class Epoch:
             if own.workers:  # else the plain loader draws nothing from its sampler before the first batch
                 self._start_first()
             return
-        self.settings = WorkerSettings(_count(kept), kept[0].settings.prefetch)
+        self.settings = _sum_up(kept)
         self.started_workers = max(one.first_worker + one.started for one in kept)
         shares = [((at + 1) / one.settings.batches, one) for one in kept for at in range(one.settings.batches)]
         with suppress(StopIteration):  # the epoch has fewer
@@ -137,8 +137,9 @@ class Epoch:
         """Change the workers at a boundary between batches; those that are not needed end, or are idle in their group.
 
         Returns:
-            Whether `self.settings` are now these within the limits; False while an earlier change is under way, and if
-            this one has to wait for the next epoch.
+            True if the change is made as far as the limits allow, or cannot be made (`self.failure`); `self.settings`
+            are then those of the workers that load. False while an earlier change is under way, and if this one has to
+            wait for the next epoch.
         """
         before, kept, most = self._list_open(), list[WorkerGroup](), settings.workers
         if not before or not self._can_change:
@@ -149,7 +150,7 @@ class Epoch:
             most = min(most, self._limits.most_workers(settings.prefetch, 0 if is_prefetch_higher else started))
             self.failure = self.failure or self._explain()
             if self.failure or (most < settings.workers and most <= _count(before)):
-                self.settings = WorkerSettings(_count(before), before[0].settings.prefetch)
+                self.settings = _sum_up(before)
                 return True
         lead = 0
         if most and all(one.settings.workers for one in before) and any(one.pending for one in before):
@@ -165,8 +166,11 @@ class Epoch:
         is_possible = (kept and not missing.workers) or self._add(missing, kept, lead)
         if self._is_too_late:
             return False
+        if not is_possible:
+            self.settings = _sum_up(self._list_open())
+            return True
         for group in before:
-            if is_possible and group not in kept:
+            if group not in kept:
                 self._close(group)
         self.settings = WorkerSettings(most, settings.prefetch)
         return True
@@ -375,6 +379,10 @@ class Epoch:
 
 def _count(groups: Sequence[WorkerGroup]) -> int:
     return sum(one.settings.workers for one in groups)
+
+
+def _sum_up(groups: Sequence[WorkerGroup]) -> WorkerSettings:
+    return WorkerSettings(_count(groups), groups[0].settings.prefetch)
 
 
 def _is_of_workers(error: BaseException) -> bool:

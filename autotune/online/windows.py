@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from autotune.online.epoch import Epoch
     from autotune.online.worker import WorkerCounters
 
+_NEVER: Final = sys.maxsize  # batches: neither a change nor a reading within this epoch
 WINDOW_SECONDS: Final = 1.5
 SHORT_WINDOW_SECONDS: Final = 0.5  # enough to see whether training waits without workers, or that a try is poor
 POOR_RATIO: Final = 0.9  # of the best rate so far
@@ -75,7 +76,7 @@ class Windows:
         self._short_seconds = SHORT_EPOCH_SECONDS if persists else SHORT_STARTED_EPOCH_SECONDS
         self._total = self._offset = Window()  # counts at the end of the epoch before; what to subtract in this one
         self._start: Window | None = None  # counts at the start of the window
-        self._due = self._warm_up = 0  # batches of the epoch: until the next reading, and before a window
+        self._due = self._warm_up = 0  # batches of the epoch: until a change or a reading, and before a window
         self._are_epochs = False  # whether windows consist of whole epochs
         self._is_resuming = False  # whether this epoch continues the window of the one before
         self._is_pause, self._pauses, self._do_pauses_recur = False, 0, False  # before this batch; in the window
@@ -83,7 +84,7 @@ class Windows:
     def begin_epoch(self) -> Window | None:
         """End the time between two epochs; return the window of whole epochs that is long enough now, if there is one.
 
-        What starting the workers takes is a part of such a window.
+        What it takes to start workers in each epoch is a part of such a window.
         """
         now = Window(0, time.perf_counter(), 0.0, time.process_time(), *self._counters.total())
         self._offset = now.since(self._total)
@@ -96,17 +97,22 @@ class Windows:
         return window if is_long else None
 
     def discard(self) -> None:
-        """Discard the window so far: this epoch differs from those before and after it."""
+        """Discard the window so far, in which the workers are not those of the next batches."""
         self._start = None
 
     def enter(self, epoch: Epoch, change_after: int | None = None) -> None:
-        """Measure an epoch that has begun; if its workers are to change, after so many batches."""
+        """Measure an epoch that has begun.
+
+        Args:
+            epoch: The epoch. Its workers are to change if its settings are not those of the controller.
+            change_after: Batches before this change; None for those that its workers begin with.
+        """
         settings = self._controller.settings
         self._warm_up = max(epoch.drawn or settings.batches, WARM_UP_STEPS)
         if epoch.settings != settings:
             self._start, self._due = None, self._warm_up if change_after is None else change_after
         else:
-            self._due = sys.maxsize if self._are_epochs else self._warm_up
+            self._due = _NEVER if self._are_epochs else self._warm_up
         self._is_resuming = not self._are_epochs and self._start is not None
 
     def follow(self, epoch: Epoch) -> None:
@@ -118,18 +124,21 @@ class Windows:
 
     def restart(self, epoch: Epoch) -> None:
         """Begin a window with the next epoch if epochs are short, or when the batches under way are delivered."""
-        self._start, self._due = None, sys.maxsize if self._are_epochs else epoch.drawn
+        self._start, self._due = None, _NEVER if self._are_epochs else epoch.drawn
         self._is_resuming = False
 
     def leave(self, epoch: Epoch) -> None:
-        """Measure no further batches of an epoch; that of a look at a batch does not make epochs short."""
+        """Measure no further batches of an epoch; its length counts unless it was a look at a few batches."""
         self._total = self._read(epoch)
         if epoch.is_whole or epoch.delivered > WARM_UP_STEPS:
             self._are_epochs = self._is_short(epoch)
 
-    def is_due(self, epoch: Epoch) -> bool:
-        """Return, before each batch, whether the workers may change now and a window may begin or end."""
-        if self._due == sys.maxsize and not self._is_short(epoch):  # though the one before was, or was left early
+    def note_batch(self, epoch: Epoch) -> bool:
+        """Note that the training asks for a batch; return whether the workers may change and `advance` is due.
+
+        After a window has ended, a second call before the same batch says whether the next one may begin.
+        """
+        if self._due == _NEVER and not self._is_short(epoch):  # though the one before was, or was left early
             self._are_epochs = False
             self.restart(epoch)
         self._note_pause(epoch)

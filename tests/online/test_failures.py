@@ -91,7 +91,7 @@ def check_that_training_goes_on(loader: DataLoader[Any], start: WorkerSettings |
             epoch.change(own_settings(loader))
         elif epoch.delivered == 2:
             assert epoch.change(FOUR)
-            assert epoch.settings == FOUR
+            assert epoch.settings == (own_settings(loader) if epoch.failure else FOUR)
 
     assert indices_of(list(iterate(epoch, change))) == indices_of(list(make_loader(0, "in order")))
     wait_until(lambda: not set(list_children()) - before)
@@ -286,6 +286,31 @@ def test_a_fork_that_fails_changes_nothing(code: int, own: int, monkeypatch: pyt
     monkeypatch.setattr(os, "fork", fail_after_some)
     failure = check_that_training_goes_on(DataLoader(Failing(9, list), 8, num_workers=own))
     assert os.strerror(code) in failure
+
+
+def test_a_return_to_the_users_workers_that_could_not_be_started_is_tried_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader: Any = autopilot(DataLoader(Failing(9, list), 1, num_workers=2, sampler=[0] * 600), None, quiet=True)
+    batches = iter(loader)
+    state, fork, is_full = loader.autopilot_state, os.fork, [True]
+    state.controller.settings = WorkerSettings(0, 2)
+    while state._epoch.settings.workers:
+        next(batches)
+
+    def fail_once() -> int:
+        if is_full:
+            is_full.clear()
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return fork()
+
+    monkeypatch.setattr(os, "fork", fail_once)
+    state.controller.settings = state.controller.own
+    for _ in range(100):
+        next(batches)
+    assert "Resource temporarily unavailable" in state.controller.failure
+    assert state._epoch.settings == WorkerSettings(2, 2)
+    assert state._epoch.has_workers
 
 
 @pytest.mark.parametrize("own", [0, 2])

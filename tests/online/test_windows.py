@@ -43,7 +43,7 @@ class Run:
         """Take batches, each of which is here at once, and takes one step."""
         epoch: Any = self
         for _ in range(steps):
-            while self.windows.is_due(epoch) and (window := self.windows.advance(epoch)) is not None:
+            while self.windows.note_batch(epoch) and (window := self.windows.advance(epoch)) is not None:
                 self.found.append(window)
             self.delivered += 1
             self.returned_at = self.now
@@ -168,7 +168,7 @@ def test_workers_change_after_as_many_batches_as_the_start_of_an_epoch_asks_for(
     run.windows.enter(epoch, change_after=3)
     due = []
     for run.delivered in range(5):
-        due.append(run.windows.is_due(epoch))
+        due.append(run.windows.note_batch(epoch))
     assert due == [False, False, False, True, True]
 
 
