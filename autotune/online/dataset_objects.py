@@ -24,6 +24,7 @@ from contextlib import suppress
 from multiprocessing.connection import _ConnectionBase
 from multiprocessing.managers import BaseProxy
 from multiprocessing.queues import Queue
+from multiprocessing.synchronize import SemLock
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
@@ -125,9 +126,9 @@ def is_generator(one: Any) -> bool:
     if not issubclass(type(one), _list_generator_types()) or issubclass(type(one), random.SystemRandom):
         return False
     numpy = sys.modules.get("numpy.random")
-    names = getattr(tempfile, "_name_sequence", None)  # each process makes its own generator
+    names = getattr(tempfile, "_name_sequence", None), getattr(SemLock, "_rand", None)  # each process makes its own
     seeded = (
-        *(getattr(random, "_inst", None), getattr(names, "_rng", None)),
+        *(getattr(random, "_inst", None), *(getattr(each, "_rng", None) for each in names)),
         *(torch.default_generator, numpy and numpy.mtrand._rand),
     )
     return not any(one is each for each in seeded)

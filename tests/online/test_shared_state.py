@@ -430,6 +430,17 @@ class Choosing(torch.utils.data.Sampler[int]):
             yield index + 0 * int(self._generator.random())
 
 
+def test_the_names_of_locks_are_no_random_numbers_of_the_dataset() -> None:
+    multiprocessing.Lock()  # from then on there is a generator of their names
+    state, loader = SharedState(), DataLoader([1.0] * 64, 4)  # type: ignore[arg-type]
+    state.note(loader)
+    for batch in loader:
+        state.begin_load(loader.dataset)
+        multiprocessing.RLock()  # as the first bar of tqdm makes one
+        state.end_load(loader.dataset, batch)
+    assert state.explain(loader, 16) == ""
+
+
 def test_a_generator_of_the_sampler_is_no_reason() -> None:
     loader: Any = autopilot(DataLoader(Reading(int), 8, sampler=Choosing()), None, quiet=True)
     for _ in loader:
