@@ -432,7 +432,8 @@ class Choosing(torch.utils.data.Sampler[int]):
 
 def test_the_names_of_locks_are_no_random_numbers_of_the_dataset() -> None:
     multiprocessing.Lock()  # from then on there is a generator of their names
-    state, loader = SharedState(), DataLoader([1.0] * 64, 4)  # type: ignore[arg-type]
+    state = SharedState()
+    loader: Any = DataLoader([1.0] * 64, 4)  # type: ignore[arg-type]
     state.note(loader)
     for batch in loader:
         state.begin_load(loader.dataset)
