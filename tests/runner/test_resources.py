@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,7 +106,10 @@ def started(forks: int) -> Iterator[subprocess.Popen[bytes]]:
         process.communicate()
 
 
-def test_a_trial_that_shares_memory_is_not_measured_exactly_at_every_reading() -> None:
+def test_a_trial_that_shares_memory_is_not_measured_exactly_at_every_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    milliseconds = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: next(milliseconds) / 1000)  # readings of a busy machine take longer
+    monkeypatch.setattr("autotune.runner.resources.time", clock)
     monitor = ResourceMonitor(os.getpid())
     monitor.start_command()
     with started(forks=2):
