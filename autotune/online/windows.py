@@ -86,8 +86,7 @@ class Windows:
 
         What it takes to start workers in each epoch is a part of such a window.
         """
-        now = Window(0, time.perf_counter(), 0.0, time.process_time(), *self._counters.total())
-        self._offset = now.since(self._total)
+        self._offset = self._count().since(self._total)
         if not self._are_epochs:
             return None
         start = self._start or self._total
@@ -117,8 +116,7 @@ class Windows:
 
     def follow(self, epoch: Epoch) -> None:
         """Measure an epoch from now on, which began before the training left another one."""
-        self._offset = Window()
-        self._offset = self._read(epoch).since(self._total)
+        self._offset = self._count(epoch.delivered, epoch.wait_seconds).since(self._total)
         self._is_resuming = epoch.settings == self._controller.settings and self._start is not None
         self._due, self._are_epochs = epoch.delivered + self._warm_up * self._is_resuming, False
 
@@ -164,10 +162,11 @@ class Windows:
         self._start, self._due = None, epoch.delivered
         return window
 
+    def _count(self, batches: int = 0, wait_seconds: float = 0.0) -> Window:
+        return Window(batches, time.perf_counter(), wait_seconds, time.process_time(), *self._counters.total())
+
     def _read(self, epoch: Epoch) -> Window:
-        counts = self._counters.total()
-        now = Window(epoch.delivered, time.perf_counter(), epoch.wait_seconds, time.process_time(), *counts)
-        return now.since(self._offset)
+        return self._count(epoch.delivered, epoch.wait_seconds).since(self._offset)
 
     def _skip(self, part: Window) -> None:
         self._offset = Window(*map(operator.add, self._offset, part))

@@ -25,9 +25,9 @@ from autotune.checking import check
 from autotune.errors import UsageError
 from autotune.online.attach import autopilot
 from autotune.online.autopilot import Stats, print_sentence
-from autotune.online.group import WorkerSettings, wait_for_ending_workers
+from autotune.online.group import WorkerGroup, WorkerSettings, wait_for_ending_workers
 from autotune.online.result import find_start, read_hardware
-from autotune.online.windows import Window
+from autotune.online.windows import PAUSE_SECONDS, Window
 from autotune.profiles.load import load, select_profile
 from autotune.profiles.store import read_profiles, save_profile
 
@@ -482,6 +482,23 @@ def test_a_look_at_a_batch_does_not_end_an_epoch_beyond_the_length_of_its_loader
         if step in (6, 12):
             next(iter(loader))
     assert taken == [step * 8 % 64 for step in range(24)]
+
+
+def test_the_start_of_workers_is_no_pause_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = WorkerGroup.__init__
+
+    def start_slowly(*given: Any, **more: Any) -> None:
+        time.sleep(2 * PAUSE_SECONDS)
+        start(*given, **more)
+
+    monkeypatch.setattr(WorkerGroup, "__init__", start_slowly)
+    loader: Any = autopilot(DataLoader(Waiting(), 8, num_workers=1), None, quiet=True)
+    began = time.perf_counter()
+    iterator = iter(loader)
+    epoch = loader.autopilot_state._epoch
+    assert epoch.returned_at > began + 2 * PAUSE_SECONDS  # a pause is counted from then on
+    assert epoch.wait_seconds > 2 * PAUSE_SECONDS
+    assert len(list(iterator)) == 8
 
 
 def take_as_lightning(loader: Any, epochs: int) -> list[set[Any]]:

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
 ]
-CHANGES = int(os.environ.get("DLTUNE_TEST_CHANGES", "150"))  # more of them take longer
+CHANGES = int(os.environ.get("DLTUNE_TEST_CHANGES", "500"))  # 1000 take a minute on two cores
 
 
 @pytest.fixture(autouse=True)

@@ -86,11 +86,12 @@ def test_the_windows_of_slow_batches_are_longer(run: Run) -> None:
     assert run.found[0].seconds > MAX_WINDOW_SECONDS
 
 
-def test_a_try_that_is_clearly_poor_ends_early(run: Run) -> None:
+@pytest.mark.parametrize(("rate", "is_early"), [(50.0, True), (95.0, False)])
+def test_a_try_that_is_clearly_poor_ends_early(rate: float, is_early: bool, run: Run) -> None:
     run.controller.windows[WorkerSettings(4, 2)] = Window(batches=100, seconds=1.0)
     run.begin()
-    run.train(60, seconds=0.05)
-    assert run.found[0].seconds < WINDOW_SECONDS / 2
+    run.train(300, seconds=1 / rate)
+    assert (run.found[0].seconds < WINDOW_SECONDS / 2) is is_early
 
 
 def test_a_rare_pause_of_the_training_does_not_count(run: Run) -> None:
@@ -108,6 +109,14 @@ def test_the_pauses_of_a_device_that_is_many_steps_behind_count(run: Run) -> Non
         run.now += 0.8
     assert run.found
     assert [window.rate for window in run.found[1:]] == pytest.approx([20.0] * (len(run.found) - 1), rel=0.05)
+
+
+def test_the_first_step_of_a_window_is_no_pause(run: Run) -> None:
+    run.begin()
+    run.train(4)  # after which the window begins
+    run.train(1, seconds=5.0)
+    run.train(20)
+    assert run.found[0].seconds > 5.0
 
 
 def test_slow_steps_are_no_pauses(run: Run) -> None:
