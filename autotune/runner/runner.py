@@ -221,6 +221,9 @@ class TrialRunner:
         reply = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(reply, ProbeReport):
             self._profile = reply.profile
+            if any(name.startswith("TORCH") for name in reply.environment):
+                self.close()
+                self._supervisor.close()  # what they have imported of torch did not read these variables
             self._supervisor.import_once(reply.libraries, reply.environment)
             if budgets.max_workers and "num_workers" not in reply.profile.fixed_settings:
                 facts = {"profile": reply.profile, "digests": reply.digests}

@@ -86,8 +86,6 @@ class SupervisorClient:
 
         Libraries may read variables of the environment, which the user's code has set before.
         """
-        if any(name.startswith("TORCH") for name in environment or ()):
-            self.close()  # what it has imported of torch did not read them
         self._modules, self._environment, self._has_imported = tuple(modules), dict(environment or {}), not modules
 
     def _make_environment(self) -> dict[str, str]:

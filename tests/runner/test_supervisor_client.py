@@ -141,12 +141,16 @@ def test_a_variable_that_is_not_utf_8_stays_with_the_process_that_set_it(add_mod
 
 
 @pytest.mark.parametrize(("variable", "is_same"), [("TORCH_LOGS", False), ("OTHER", True)])
-def test_torch_is_imported_again_with_its_variables_that_the_users_code_has_set(variable: str, is_same: bool) -> None:
-    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
-        run_fresh(runner)
+def test_torch_is_imported_again_with_its_variables_that_the_users_code_has_set(
+    variable: str, is_same: bool, add_module: AddModule
+) -> None:
+    add_module("sets_variable", f'import os\nos.environ["{variable}"] = ""\nfrom tests.misbehaving import make_honest')
+    client = SupervisorClient()
+    with client, open_runner("make_honest", supervisor=client, dataset="sets_variable:make_honest") as runner:
+        client.prepare()
         before = client.supervisor_pid
-        client.import_once([], {variable: ""})
-        assert run_fresh(runner).status == "completed"
+        runner.probe((8,), LIMITS.model_copy(update={"max_workers": 0}))
+        assert runner.run(make_request(0)).status == "completed"
         assert (client.supervisor_pid == before) is is_same
 
 
