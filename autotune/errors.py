@@ -5,9 +5,7 @@ Only the command line prints an exception and exits with its code.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Final
 
 
 class DltuneError(Exception):
@@ -62,25 +60,9 @@ class StudyError(DltuneError):
     exit_code = 2
 
 
-@dataclass(slots=True)
-class Interruption:
-    """Why a phase ended early; `cause` is None if it did not."""
-
-    cause: KeyboardInterrupt | WorkloadError | TrialError | StudyError | None = None
-    reason: str = ""
-
-
-@contextmanager
-def capture_interruption() -> Iterator[Interruption]:
-    """Run a phase, and store what ends it early instead of raising it."""
-    found = Interruption()
-    try:
-        yield found
-    except KeyboardInterrupt as error:
-        found.cause, found.reason = error, "interrupted"
-    except WorkloadError as error:
-        found.cause, found.reason = error, "the dataset failed"
-    except TrialError as error:
-        found.cause, found.reason = error, "trials could no longer be run"
-    except StudyError as error:
-        found.cause, found.reason = error, "the Optuna storage failed"
+INTERRUPTIONS: Final[dict[type[BaseException], str]] = {  # that end a phase early; what was measured until then counts
+    KeyboardInterrupt: "interrupted",
+    WorkloadError: "the dataset failed",
+    TrialError: "trials could no longer be run",
+    StudyError: "the Optuna storage failed",
+}

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from autotune.config import LoaderConfig
-from autotune.errors import DltuneError, OutputError, ProfileError, ResultNotSavedError, TrialError, UsageError
+from autotune.errors import DltuneError, OutputError, ProfileError, ResultNotSavedError, UsageError
 from autotune.preparation import check_request, find_earlier, find_stored, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.profiles.store import format_file, save_profile
 from autotune.progress import ProgressListener
-from autotune.protocol.measurement import TrialResult
-from autotune.protocol.messages import RunTrial, TrialRequest
+from autotune.protocol.messages import RunTrial
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest, explain_invalid, find_import_string
 from autotune.runner.runner import TrialRunner
@@ -30,7 +28,7 @@ from autotune.search.study import TrialRecord
 from autotune.settings import SETTINGS
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.procfs import TRIAL_VARIABLE
-from autotune.system.signals import defer_interrupts, raise_lost_interrupt
+from autotune.system.signals import defer_interrupts
 from autotune.time_budget import TimeBudget
 from autotune.validation.candidate_runs import CandidateRuns
 from autotune.validation.decision import select_candidates
@@ -90,7 +88,7 @@ def tune(
     check_request(request)
     with TrialRunner(request.workload, request.stall_seconds, progress, supervisor) as runner:
         plan = prepare_run(request, machine or read_machine(), workload, runner, time_budget)
-        measure = time_budget.timed(raise_on_lost_device(run_trial or runner.run))
+        measure = time_budget.timed(run_trial or runner.run)
         unfinished = find_stored(request, plan.machine, validated=False)
         earlier = earlier or find_earlier(plan)
         found = Search(plan, measure, progress, time_budget.allows_trial, earlier, unfinished).run()
@@ -98,29 +96,10 @@ def tune(
         validation = Validation(CandidateRuns(plan.baseline))
         if found.interrupted_by is None and time_budget.allows_runs(1):
             monitor = NoiseMonitor(plan.machine.usable_cpus, stop_children=runner.close) if run_trial is None else None
-            choose = partial(_select_candidates, plan, found)
+            choose = partial(select_candidates, plan, found.records, found.model)
             surrogate = found.model.surrogate
             validation = validate(plan, choose, measure, progress, monitor, time_budget.allows_runs, surrogate)
         return _save(plan, found, validation, time_budget, runner)
-
-
-def _select_candidates(plan: Plan, found: SearchOutcome) -> list[LoaderConfig]:
-    model = found.model
-    speedups = model.surrogate.predict_speedups
-    return select_candidates(found.records, plan, model.is_allowed, model.expected(), speedups)
-
-
-def raise_on_lost_device(run_trial: RunTrial) -> RunTrial:
-    """Wrap `run_trial` to raise TrialError if the device is lost, and a lost interrupt before each trial."""
-
-    def run(request: TrialRequest) -> TrialResult:
-        raise_lost_interrupt()
-        result = run_trial(request)
-        if result.status == "device_lost":
-            raise TrialError(f"Trials can no longer be run: the last one {result.message}.", result.details)
-        return result
-
-    return run
 
 
 def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest:

@@ -23,6 +23,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, get_args
+from unittest.mock import patch
 
 from autotune.config import FrozenModel, LoaderConfig
 from autotune.progress import ProgressListener
@@ -90,9 +91,8 @@ def replay(trace: Trace, sampler: SamplerName, seed: int) -> Replayed:
     truth = {config: math.sqrt(one * two) for config, one, two in zip(trace.configs, *trace.passes, strict=True)}
     best = _find_best(trace)
     measured = [record for record in found.records if record.is_feasible]
-    candidates = select_candidates(
-        found.records, plan, truth.__contains__, found.model.expected(), found.model.surrogate.predict_speedups
-    )
+    with patch.object(found.model, "is_allowed", truth.__contains__):  # what was recorded
+        candidates = select_candidates(plan, found.records, found.model)
     return Replayed(
         trace=trace.name,
         sampler=sampler,

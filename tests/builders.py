@@ -22,7 +22,7 @@ from autotune.profiles.schema import (
     WorkloadIdentity,
 )
 from autotune.protocol.measurement import EpochTrace, Measurement, TrialResult, TrialStatus
-from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
+from autotune.protocol.workload_profile import H2DBandwidth, LinearCost, WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.system.cgroups import CpuCounters, CpuThrottling
 from autotune.system.machine import Accelerator, Hardware, MachineProfile, Software
@@ -62,7 +62,7 @@ def make_software() -> Software:
 
 
 def make_cost(sample_seconds: float, fixed_seconds: float = 0.0) -> LinearCost:
-    return LinearCost(fixed_seconds=fixed_seconds, per_item_seconds=sample_seconds)
+    return LinearCost(fixed=fixed_seconds, per_item=sample_seconds)
 
 
 def make_workload(**changes: Any) -> WorkloadProfile:
@@ -89,7 +89,7 @@ def make_gpu_workload(**changes: Any) -> WorkloadProfile:
     usual: dict[str, Any] = {
         "accelerator": Accelerator(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB),
         "gpu_free_bytes": 78 * GIB,
-        "gpu_bytes": LinearBytes(fixed_bytes=GIB, sample_bytes=8 * MIB),
+        "gpu_bytes": LinearCost(fixed=GIB, per_item=8 * MIB),
         "pinning": True,
         "h2d": H2DBandwidth(pageable=4e9, pinned=12e9),
         "sample_bytes": 1_000_000,

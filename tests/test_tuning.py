@@ -548,7 +548,11 @@ def test_on_a_gpu_pinning_and_device_prefetch_are_found_and_recorded() -> None:
 
 
 def test_a_lost_device_ends_the_run_and_keeps_the_best_so_far(workdir: Path) -> None:
-    bench = Bench(rate_on_gpu, lambda config: "device_lost" if len(bench.asked) > 6 else None)
+    def lose_device(config: LoaderConfig) -> None:
+        if len(bench.asked) > 6:
+            raise TrialError("Trials can no longer be run: the last one lost its device.")
+
+    bench = Bench(rate_on_gpu, lose_device)
     with pytest.raises(TrialError, match=r"can no longer be run.*The best result so far was saved to dltune.json"):
         tune_on_gpu(bench)
     assert len(bench.asked) == 7

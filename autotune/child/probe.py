@@ -34,7 +34,7 @@ from autotune.errors import WorkloadError
 from autotune.profiles.device_prefetch import find_tensors, move_batch
 from autotune.protocol.messages import ProbeCommand, ProbeReport
 from autotune.protocol.statistics import student_t
-from autotune.protocol.workload_profile import H2DBandwidth, LinearBytes, LinearCost, WorkloadProfile
+from autotune.protocol.workload_profile import H2DBandwidth, LinearCost, WorkloadProfile
 from autotune.request import Workload
 from autotune.settings import SETTINGS
 from autotune.system.procfs import memory_upper_bound
@@ -132,7 +132,7 @@ def profile_workload(
         step_cpus=usual_step.seconds.cpu / max(1e-9, usual_step.seconds.wall),
         step_takes_moved=all(step.takes_moved for _, step in stepped),
         h2d=largest.h2d,
-        gpu_bytes=LinearBytes.fit([(one.samples, step.peak_gpu_bytes) for one, step in stepped]),
+        gpu_bytes=LinearCost.fit([(one.samples, step.peak_gpu_bytes) for one, step in stepped], is_upper_bound=True),
         sample_bytes=usual.sample_bytes[0],
         sample_bytes_error=usual.sample_bytes[1],
         batch_tensors=usual.tensors,

@@ -98,7 +98,7 @@ def _measure_workers(
             return profile
         on_phase(f"starting {count} workers")
         slope = max(0.0, time_worker_startup(workload, count, watch) - few) / (count - 1) if count > 1 else 0.0
-        start = LinearCost(fixed_seconds=max(0.0, few - load_seconds - slope), per_item_seconds=slope)
+        start = LinearCost(fixed=max(0.0, few - load_seconds - slope), per_item=slope)
         profile = profile.model_copy(update={"worker_start_cost": start})
         if not workload.forks_workers and slope > 0.2:
             note = f"Each worker takes {format_seconds(slope)} to start, since workers are not forked."

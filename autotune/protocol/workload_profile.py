@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from autotune.config import Count, Fraction, FrozenModel, LoaderConfig, LongText, Rate, Seconds, StartMethod
+from autotune.config import Count, Fraction, FrozenModel, LoaderConfig, LongText, Rate, StartMethod
 from autotune.profiles.schema import WorkloadIdentity
 from autotune.request import WorkloadRequest
 from autotune.settings import SettingName
@@ -31,38 +31,21 @@ def _fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 class LinearCost(FrozenModel):
-    """Linear model of seconds: `fixed_seconds + size * per_item_seconds`; an item is a sample or a worker."""
+    """Linear model of seconds or bytes: `fixed + size * per_item`; an item is a sample or a worker."""
 
-    fixed_seconds: Seconds
-    per_item_seconds: Seconds
+    fixed: Rate = 0.0
+    per_item: Rate = 0.0
 
     @classmethod
-    def fit(cls, points: Sequence[tuple[float, float]]) -> Self:
-        """Fit the seconds measured at some sizes."""
+    def fit(cls, points: Sequence[tuple[float, float]], *, is_upper_bound: bool = False) -> Self:
+        """Fit what was measured at some sizes; an upper bound is nowhere below it."""
         fixed, slope = _fit_line(points)
-        return cls(fixed_seconds=fixed, per_item_seconds=slope)
+        excess = max(found - (fixed + slope * size) for size, found in points)
+        return cls(fixed=fixed + max(0.0, excess) * is_upper_bound, per_item=slope)
 
     def at(self, size: int) -> float:
-        """Return the seconds for `size` items."""
-        return self.fixed_seconds + size * self.per_item_seconds
-
-
-class LinearBytes(FrozenModel):
-    """Linear model of bytes: `fixed_bytes + size * sample_bytes`."""
-
-    fixed_bytes: Count = 0
-    sample_bytes: Count = 0
-
-    @classmethod
-    def fit(cls, points: Sequence[tuple[float, float]]) -> Self:
-        """Fit the bytes measured at some sizes, for no size below the measured value."""
-        fixed, slope = _fit_line(points)
-        lift = max(found - (fixed + slope * size) for size, found in points)
-        return cls(fixed_bytes=math.ceil(fixed + max(0.0, lift)), sample_bytes=math.ceil(slope))
-
-    def at(self, size: int) -> int:
-        """Return the bytes for `size` samples."""
-        return self.fixed_bytes + size * self.sample_bytes
+        """Return the cost of `size` items."""
+        return self.fixed + size * self.per_item
 
 
 class H2DBandwidth(FrozenModel):
@@ -106,13 +89,13 @@ class WorkloadProfile(FrozenModel):
     largest_probed: Count = 0  # batch size; costs of much larger batches are extrapolated
     load_cost: LinearCost  # to load and collate one batch in the training process
     cpu_share: Rate  # CPUs that loading keeps busy: 0 waits, 1 computes, more if it starts threads
-    collate_cost: LinearCost = LinearCost(fixed_seconds=0.0, per_item_seconds=0.0)  # part of `load_cost`; 0 if unknown
-    transfer_cost: LinearCost = LinearCost(fixed_seconds=4e-4, per_item_seconds=0.0)  # of a batch, from a worker
+    collate_cost: LinearCost = LinearCost()  # part of `load_cost`; 0 if unknown
+    transfer_cost: LinearCost = LinearCost(fixed=4e-4)  # of a batch, from a worker
     step_cost: LinearCost  # of the step on a batch that is ready, on the device if there is one
     step_cpus: Rate = 0.0
     step_takes_moved: bool = True  # whether it takes a batch all of which is on the device
     h2d: H2DBandwidth | None = None  # None on the CPU, and if samples are on the device already
-    gpu_bytes: LinearBytes = LinearBytes()  # device memory that the allocator holds for a step
+    gpu_bytes: LinearCost = LinearCost()  # device memory that the allocator holds for a step
     batch_tensors: Count
     on_accelerator: bool = False
     has_getitems: bool = False
@@ -131,7 +114,7 @@ class WorkloadProfile(FrozenModel):
     multiprocessing_context: StartMethod | None = None  # of the workload; None for Python's default
     gpu_free_bytes: Count = 0  # device memory that the process held or could get at the start; 0 on the CPU
     pinning: bool = False  # whether pin_memory has an effect on the device in use
-    worker_start_cost: LinearCost = LinearCost(fixed_seconds=0.0, per_item_seconds=0.02)  # includes lazy imports
+    worker_start_cost: LinearCost = LinearCost(per_item=0.02)  # includes lazy imports
     rss_bytes: Count = 0  # memory without mapped files of the process that loaded batches itself
     worker_failure: LongText | None = None  # how the process that started workers failed; None if it worked
     notes: tuple[LongText, ...] = ()
@@ -148,14 +131,8 @@ def identify(request: WorkloadRequest, found: WorkloadProfile) -> WorkloadIdenti
         dataset=request.dataset,
         dataset_args=request.dataset_args,
         split=request.split,
-        samples=found.samples,
-        sample_bytes=found.sample_bytes,
-        sample_bytes_error=found.sample_bytes_error,
         step=request.describe_step(),
-        kind=found.kind,
-        is_from_data_module=found.is_from_data_module,
         gives_loader=found.baseline is not None and found.loader_class is None,
-        loader_class=found.loader_class,
-        loader_decides=found.loader_decides,
         nproc_per_node=request.nproc_per_node,
+        **{name: getattr(found, name) for name in WorkloadIdentity.model_fields if hasattr(found, name)},
     )

@@ -28,6 +28,7 @@ from autotune.runner.hangs import find_blocking, read_all_stacks
 from autotune.runner.resources import Limits, ResourceMonitor
 from autotune.runner.supervisor_client import SupervisorClient
 from autotune.system.procfs import PROC, STACKS_FILE, read_text, remove_folder, signal_all
+from autotune.system.signals import raise_lost_interrupt
 from autotune.units import format_seconds
 
 Role = Literal["main", "workers"]  # main reads the dataset itself; workers leaves that to those that it starts
@@ -257,7 +258,11 @@ class TrialRunner:
         return profile.model_copy(update={"worker_failure": failure})
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial; a child that failed is ended with its whole tree, and the next trial gets a new one."""
+        """Run one trial; a child that failed is ended with its whole tree, and the next trial gets a new one.
+
+        Raises TrialError if the machine does not allow it, or has lost its device, and a lost KeyboardInterrupt.
+        """
+        raise_lost_interrupt()
         if request.new_process or self._ranks != self._workload.nproc_per_node:
             self.close()
         self._ranks = self._workload.nproc_per_node
@@ -274,6 +279,8 @@ class TrialRunner:
             self._is_releasing = True
         else:
             self.close()
+        if result.status == "device_lost":
+            raise TrialError(f"Trials can no longer be run: the last one {result.message}.", result.details)
         return result
 
     def _give(self, command: messages.Command, role: Role, deadline_seconds: float) -> Reply:

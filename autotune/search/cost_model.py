@@ -18,7 +18,7 @@ from autotune.config import LoaderConfig
 from autotune.profiles.schema import COMPUTE_BOUND_WAIT_SHARE, Bottleneck, Budgets
 from autotune.protocol.budgets import RESOURCES
 from autotune.protocol.measurement import TrialResult
-from autotune.protocol.workload_profile import LinearBytes, WorkloadProfile
+from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
 from autotune.system.machine import count_whole_cpus
 
 MAIN_TRANSFER_SHARE: Final = 0.5  # of a batch's transfer is spent in the main process, the rest in the worker
@@ -169,9 +169,9 @@ class ResourceModel:
         """Predict the peak resource use of a configuration, for the whole process tree."""
         workers, (live, batch, pinned) = config.dataloader.num_workers, self._batch_bytes(config)
         gpu = self.gpu_extra_bytes
-        if self.workload.gpu_bytes != LinearBytes():
+        if self.workload.gpu_bytes != LinearCost():
             ahead = 2 * batch if config.process.device_prefetch else 0
-            gpu += self.workload.gpu_bytes.at(batch_samples(config, self.workload)) + ahead
+            gpu += math.ceil(self.workload.gpu_bytes.at(batch_samples(config, self.workload))) + ahead
         if workers == 0:
             return ResourceDemand(self.workload.rss_bytes + 2 * (batch + pinned), 0, PROCESS_FILES, gpu)
         memory = self._predict_processes(workers) + workers * batch + live * max(batch, pinned)

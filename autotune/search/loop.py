@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from optuna.trial import Trial, TrialState
 
 from autotune.config import LoaderConfig
-from autotune.errors import WorkloadError, capture_interruption
+from autotune.errors import INTERRUPTIONS, WorkloadError
 from autotune.profiles.schema import TrialSummary, TunedProfile
 from autotune.progress import ProgressListener
 from autotune.protocol.measurement import TrialResult
@@ -77,12 +77,12 @@ class Search:
 
     def run(self) -> SearchOutcome:
         """Search; raise WorkloadError if the user's code fails with every configuration, StudyError without a study."""
-        reason = ""
+        reason, interrupted_by = "", None
         with study.quiet_logs():
             self._study = study.open_study(self._plan)
             self._load()
             self._choose_first()
-            with capture_interruption() as interruption:
+            try:
                 while not (reason := self._must_stop()):
                     if not (reason := self._expects_no_gain()):
                         self._run_next()
@@ -97,10 +97,11 @@ class Search:
                     if warning != self._check.reason:  # which was shown when it was found
                         self._progress.show_warning(warning)
                 self._progress.show_stop(reason)
-        if isinstance(interruption.cause, WorkloadError) and self._model.feasible_count < MIN_SAVED:
-            raise interruption.cause
-        reason = interruption.reason or reason
-        return SearchOutcome(tuple(self._records), reason, self._check.warnings, self._model, interruption.cause)
+            except tuple(INTERRUPTIONS) as error:
+                if isinstance(error, WorkloadError) and self._model.feasible_count < MIN_SAVED:
+                    raise
+                reason, interrupted_by = INTERRUPTIONS[type(error)], error
+        return SearchOutcome(tuple(self._records), reason, self._check.warnings, self._model, interrupted_by)
 
     def _load(self) -> None:
         """Learn from the trials of the study, and from those of an interrupted run here, which are added to it."""
@@ -117,7 +118,8 @@ class Search:
             peaks = {"peak_host_bytes": one.peak_host_bytes, "peak_shm_bytes": one.peak_shm_bytes}
             record = self._model.make_record(one.config, TrialResult(status="completed", config=one.config, **peaks))
             found = {"samples_per_second": one.samples_per_second, "predicted": one.predicted_samples_per_second}
-            self._add(record.model_copy(update=found | {"relative_error": one.relative_error}))
+            found |= {"relative_error": one.relative_error, "is_stopped_early": one.status == "stopped_early"}
+            self._add(record.model_copy(update=found))
 
     def _choose_first(self) -> None:
         """Choose the first trials: the baseline, then those without workers; they share a child process."""

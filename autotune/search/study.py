@@ -43,6 +43,7 @@ class TrialRecord(FrozenModel):
     samples_per_second: Annotated[float, Field(ge=0, le=1e200)]  # the prediction if it was skipped, 0 if it failed
     predicted: Annotated[float, Field(ge=0, le=1e200)] = 0.0  # samples per second before the trial; 0 if unknown
     relative_error: Rate | None = None  # half-width of the 95% interval as a share; None if unknown
+    is_stopped_early: bool = False  # as it could not become the best
     constraints: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)  # as in Optuna
     result: TrialResult | None = None  # None if it was skipped; without the measurement if an earlier run made it
 

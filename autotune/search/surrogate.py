@@ -159,14 +159,9 @@ class TrialModel:
         may_start = self.allows_workers or not config.dataloader.num_workers
         return may_start and not self._resources.predict(config).describe_excess(self._plan.budgets)
 
-    def expected(self) -> dict[LoaderConfig, float]:
-        """Return the expected samples per second of each configuration that works, smoothed over its neighbours."""
-        configs = [config for config, record in self.known.items() if record.is_feasible]
-        return dict(zip(configs, self.surrogate.predict(configs), strict=True))
-
     def make_record(self, config: LoaderConfig, result: TrialResult | None) -> TrialRecord:
         """Return the record of a trial, with the prediction before it; a skipped trial has no result."""
-        predicted, rate, error = self.surrogate.predict([config])[0], 0.0, math.inf
+        predicted, rate, error, is_stopped_early = self.surrogate.predict([config])[0], 0.0, math.inf, False
         if result is None:
             rate, works = predicted, float(not self.allows_workers and config.dataloader.num_workers > 0)
         else:
@@ -174,11 +169,13 @@ class TrialModel:
             if result.measurement is not None:
                 found = estimate(result.measurement, config, self._plan.request.epochs)
                 rate, error = found.samples_per_second, found.relative_error
+                is_stopped_early = result.measurement.stopped == "pruned"
         return TrialRecord(
             config=config,
             samples_per_second=rate,
             predicted=predicted,
             relative_error=error if math.isfinite(error) else None,
+            is_stopped_early=is_stopped_early,
             constraints=self._resources.predict(config).constraints(self._plan.budgets) | {"works": works},
             result=result,
         )

@@ -8,7 +8,7 @@ non-default setting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from autotune.config import Interval, LoaderConfig
@@ -16,6 +16,7 @@ from autotune.profiles.schema import Contribution
 from autotune.search.cost_model import has_spinning_step
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
+from autotune.search.surrogate import TrialModel
 from autotune.settings import describe_difference, differing_settings
 from autotune.validation.candidate_runs import CandidateRuns
 from autotune.validation.noise import measure_change
@@ -39,28 +40,24 @@ class Decision(NamedTuple):
     gains: tuple[Contribution, ...] = ()
 
 
-def select_candidates(
-    records: Sequence[TrialRecord],
-    plan: Plan,
-    is_allowed: Callable[[LoaderConfig], bool],
-    expected: Mapping[LoaderConfig, float],
-    predict_speedups: Callable[[Sequence[LoaderConfig]], Sequence[tuple[float, float]]],
-) -> list[LoaderConfig]:
+def select_candidates(plan: Plan, records: Sequence[TrialRecord], model: TrialModel) -> list[LoaderConfig]:
     """Select the configurations that deserve a second measurement; none if no trial completed.
 
     These are the best; its variants in order, with default values and with unchanged training; the one with the fewest
     workers near the best; the one with the most that is not far behind, if threads of the step spin; and the next best
-    with other workers if all of these have as many. The expected throughput, in samples per second, replaces the
-    measured one. If non-default settings are not expected to gain, their variant replaces the best.
+    with other workers if all of these have as many. They rank by the throughput that the model expects after all
+    trials. If non-default settings are not expected to gain, their variant replaces the best.
     """
-    rates = {one.config: expected.get(one.config, one.samples_per_second) for one in records if one.is_feasible}
-    ranked = sorted(rates, key=lambda config: rates[config], reverse=True)
-    if not ranked:
+    working, surrogate = [one.config for one in records if one.is_feasible], model.surrogate
+    if not working:
         return []
+    rates = dict(zip(working, surrogate.predict(working), strict=True))
+    ranked = sorted(rates, key=lambda config: rates[config], reverse=True)
     best = top = ranked[0]
     for simpler in (plan.keep_order(top), plan.default_variant(top)):
-        if simpler != top and is_allowed(simpler) and predict_speedups([simpler, top])[0][0] < MIN_EXPECTED_GAIN:
-            best = simpler
+        if simpler != top and model.is_allowed(simpler):
+            ((gain, _),) = surrogate.predict_speedups([simpler, top])
+            best = simpler if gain < MIN_EXPECTED_GAIN else best
     variants = [plan.keep_order(best), plan.default_variant(best)]
     if plan.list_training_changes(variants[1]):  # the batch size, which a default variant shares
         variants.append(plan.keep_training(next((one for one in ranked if not plan.list_training_changes(one)), top)))
@@ -70,7 +67,7 @@ def select_candidates(
     good = [config for config in ranked if rates[config] >= MIN_CANDIDATE_RATIO * rates[top]]
     if has_spinning_step(plan.workload):  # short trials of such a step differ by as much as numbers of workers do
         variants.append(plan.default_variant(max(good, key=lambda config: config.dataloader.num_workers)))
-    selected = dict.fromkeys([best, *(config for config in variants if config in rates or is_allowed(config))])
+    selected = dict.fromkeys([best, *(config for config in variants if config in rates or model.is_allowed(config))])
     workers = {config.dataloader.num_workers for config in selected}
     others = [one for one in good if one.dataloader.num_workers not in workers]
     return [*selected, *(others[:1] if len(workers) == 1 else ())]  # a short trial may be off by 10%

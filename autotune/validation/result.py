@@ -218,9 +218,9 @@ def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.Tri
     facts |= {"peak_host_bytes": result.peak_host_bytes, "peak_shm_bytes": result.peak_shm_bytes}
     if not record.is_feasible:
         return schema.TrialSummary(status="failed", reason=f"It {result.message.rstrip('.')}.", **facts)
-    is_stopped = result.measurement is not None and result.measurement.stopped == "pruned"
-    facts |= {"status": "stopped_early" if is_stopped else "completed", "relative_error": record.relative_error}
-    return schema.TrialSummary(samples_per_second=record.samples_per_second, **facts)
+    status = "stopped_early" if record.is_stopped_early else "completed"
+    facts |= {"samples_per_second": record.samples_per_second, "relative_error": record.relative_error}
+    return schema.TrialSummary(status=status, **facts)
 
 
 def trace_workers(plan: Plan, found: SearchOutcome, config: LoaderConfig) -> dict[int, float]:
@@ -252,7 +252,7 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
     is_slow = workload.cpu_share < IO_CPU_SHARE and (is_loading or bottleneck == "epoch")
     if is_slow and workload.kind == "map" and not workload.has_getitems and workload.batching != "user":
         yield (
-            f"Loading a sample takes {format_seconds(workload.load_cost.per_item_seconds)}, "
+            f"Loading a sample takes {format_seconds(workload.load_cost.per_item)}, "
             f"{1 - workload.cpu_share:.0%} of it waiting: a dataset with __getitems__(indices) could fetch a whole "
             "batch at once."
         )

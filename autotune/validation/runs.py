@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from autotune.config import Interval, LoaderConfig
-from autotune.errors import capture_interruption
+from autotune.errors import INTERRUPTIONS
 from autotune.progress import ProgressListener
 from autotune.protocol.messages import RunTrial, TrialRequest
 from autotune.request import TuningRequest
@@ -72,8 +72,8 @@ def validate(
     measured once in any case. What the search expects, `surrogate`, counts in comparisons of candidates.
     """
     baseline, candidates, measured = CandidateRuns(plan.baseline), list[CandidateRuns](), tuple[CandidateRuns, ...]()
-    runs, is_whole = 0, True
-    with capture_interruption() as interruption:
+    runs, is_whole, interrupted_by = 0, True, None
+    try:
         candidates = [CandidateRuns(config) for config in choose() if config != plan.baseline]
         measured, active = (baseline, *candidates), [baseline, *candidates]
         while active and is_whole and (not runs or has_time(len(active))):
@@ -88,8 +88,10 @@ def validate(
                     pass  # a failed run is repeated
             runs += is_whole or not runs
             candidates, active = _plan_next_run(plan, runs, baseline, candidates, Comparison(measured[1:], surrogate))
+    except tuple(INTERRUPTIONS) as error:
+        interrupted_by = error
     noise = () if monitor is None else tuple(monitor.describe([one.rates for one in measured]))
-    return Validation(baseline, tuple(candidates), measured, runs, noise, interruption.cause, surrogate)
+    return Validation(baseline, tuple(candidates), measured, runs, noise, interrupted_by, surrogate)
 
 
 def _plan_next_run(

@@ -84,7 +84,7 @@ def test_workers_that_fail_leave_the_profile_unchanged() -> None:
 
 @pytest.mark.parametrize(("seconds", "is_checked"), [(0.1, True), (1.0, False)])
 def test_the_samples_of_slow_datasets_are_not_checked(seconds: float, is_checked: bool) -> None:
-    load_cost = LinearCost(fixed_seconds=0.0, per_item_seconds=seconds)
+    load_cost = LinearCost(per_item=seconds)
     _, phases = complete(load(OnlyInWorkers()), load_cost=load_cost)
     assert ("checking the data of workers" in phases) is is_checked
 

@@ -251,8 +251,8 @@ def test_a_new_process_that_finds_no_accelerator_has_lost_it() -> None:
         profile = runner.probe((), LIMITS)
         runner._profile = profile.model_copy(update={"accelerator": accelerator})
         runner.close()
-        result = run_fresh(runner)
-    assert result.status == "device_lost"
+        with pytest.raises(TrialError, match="Trials can no longer be run: the last one lost its device"):
+            run_fresh(runner)
 
 
 def test_a_killed_supervisor_is_reported_with_the_next_step() -> None:

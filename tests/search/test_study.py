@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 
 from autotune.config import LoaderConfig
 from autotune.errors import StudyError, UsageError
+from autotune.protocol.measurement import TrialResult
 from autotune.request import TuningRequest, WorkloadRequest
 from autotune.search.loop import Search, SearchOutcome
 from autotune.search.plan import Plan, make_plan
@@ -21,12 +22,13 @@ from autotune.search.study import (
     TrialRecord,
     check_study,
     open_storage,
+    open_study,
     read_records,
     store_record,
 )
 from autotune.search.surrogate import TrialModel
 from autotune.settings import SETTINGS
-from tests.builders import make_limits, make_machine, make_request, make_result
+from tests.builders import make_limits, make_machine, make_measurement_of, make_request, make_result
 from tests.search.formulas import Formula, ResumeListener, io_bound_workload, saturating
 
 URL = "sqlite:///studies.db"
@@ -207,6 +209,15 @@ def test_trials_that_dltune_did_not_write_are_ignored() -> None:
     for attributes in ({}, {"record": {"status": "unknown"}}, {"record": "text"}):
         study.add_trial(optuna.create_trial(value=1e9, user_attrs=attributes))
     assert len(read_records(study, plan_for().space)) == 3
+
+
+def test_a_trial_that_was_stopped_early_is_one_in_a_continued_run_too() -> None:
+    plan = plan_for()
+    config, study = plan.candidates[0], open_study(plan)
+    measurement = make_measurement_of(500.0).model_copy(update={"stopped": "pruned"})
+    result = TrialResult(status="completed", config=config, measurement=measurement)
+    store_record(study, plan, TrialModel(plan).make_record(config, result))
+    assert [one.is_stopped_early for one in read_records(study, plan.space)] == [True]
 
 
 def test_a_configuration_over_a_limit_is_never_the_best_trial_of_the_study() -> None:

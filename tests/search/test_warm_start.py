@@ -55,6 +55,7 @@ def profile_of(outcome: SearchOutcome, *, is_complete: bool = True, failed: int 
             number,
             record.config,
             samples_per_second=record.samples_per_second,
+            status="stopped_early" if number == 3 else "completed",
             relative_error=record.relative_error,
             peak_host_bytes=record.result.peak_host_bytes if record.result else 0,
             peak_shm_bytes=record.result.peak_shm_bytes if record.result else 0,
@@ -117,6 +118,7 @@ def test_an_interrupted_run_is_continued_from_its_trials() -> None:
     assert listener.resumed == 4
     assert interrupted.configs + rest.configs == whole.configs
     assert [record.config for record in continued.records] == whole.configs
+    assert [record.is_stopped_early for record in continued.records[:4]] == [False, False, True, False]
 
 
 def test_failed_trials_of_an_interrupted_run_are_tried_again() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from autotune.config import Interval, LoaderConfig
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
-from autotune.search.surrogate import Surrogate
+from autotune.search.surrogate import Surrogate, TrialModel
 from autotune.validation.candidate_runs import CandidateRuns
 from autotune.validation.decision import Decision, decide, select_candidates
 from autotune.validation.runs import Validation
@@ -57,8 +58,12 @@ def select(*rates: tuple[LoaderConfig, float], **options: Any) -> list[LoaderCon
 
 
 def select_from(records: Sequence[TrialRecord], plan: Plan = PLAN, **options: Any) -> list[LoaderConfig]:
-    usually: dict[str, Any] = {"is_allowed": lambda config: True, "expected": {}, "predict_speedups": expect_gain(2.0)}
-    return select_candidates(records, plan, **usually | options)
+    measured = {one.config: one.samples_per_second for one in records}
+    rates = measured | options.pop("expected", {})
+    surrogate: dict[str, Any] = {"predict": lambda configs: [rates[one] for one in configs]}
+    surrogate["predict_speedups"] = options.pop("predict_speedups", expect_gain(2.0))
+    allowed: dict[str, Any] = {"is_allowed": lambda config: True, **options}
+    return select_candidates(plan, records, Mock(TrialModel, surrogate=Mock(Surrogate, **surrogate), **allowed))
 
 
 def test_the_best_and_the_one_with_the_fewest_workers_near_it_are_selected() -> None:

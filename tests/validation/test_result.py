@@ -170,8 +170,6 @@ def test_the_rates_of_copies_are_those_of_the_device() -> None:
     assert result.copy_bound_bytes_per_second == 4e9
 
 
-STOPPED = make_measurement_of(500.0).model_copy(update={"stopped": "pruned"})
-PRUNED = TrialResult(status="completed", config=BEST, measurement=STOPPED)
 FULL = make_result(BEST, status="shm_exhausted", message="filled /dev/shm: 64 MiB of 64 MiB")
 
 
@@ -179,7 +177,6 @@ FULL = make_result(BEST, status="shm_exhausted", message="filled /dev/shm: 64 Mi
     ("result", "rate", "outcome", "reason"),
     [
         (make_result(BEST, 1000.0), 1000.0, "completed", ""),
-        (PRUNED, 1000.0, "stopped_early", ""),
         (FULL, None, "failed", "It filled /dev/shm: 64 MiB of 64 MiB."),
         (None, None, "skipped", "Ruled out by earlier trials."),
     ],
@@ -191,6 +188,11 @@ def test_a_trial_is_stored_with_its_outcome(
     (line,) = build(record).search.trials
     assert (line.number, line.config, line.predicted_samples_per_second) == (1, BEST, 900.0)
     assert (line.status, line.reason, line.samples_per_second) == (outcome, reason, rate)
+
+
+def test_a_trial_that_was_stopped_early_is_stored_as_such() -> None:
+    record = make_record(make_result(BEST, 1000.0)).model_copy(update={"is_stopped_early": True})
+    assert build(record).search.trials[0].status == "stopped_early"
 
 
 def test_a_skipped_configuration_is_stored_with_every_limit_that_it_would_exceed() -> None:
