@@ -150,8 +150,7 @@ class Autopilot:
         settings = own if is_unchecked else self.controller.settings  # the first batches show what workers would share
         self._epoch = epoch = Epoch(loader, settings, own, self._counters, self._limits, kept, self._seeds)
         self._seeds = epoch.seeds if loader.persistent_workers else None
-        epoch.returned_at, epoch.returned_cpu_seconds = time.perf_counter(), time.process_time()
-        epoch.wait_seconds = epoch.returned_at - began
+        epoch.note_return(began)
         self._windows.enter(epoch, WATCHED_LOADS if is_unchecked else None)
         return self._iterate(epoch)
 

@@ -209,6 +209,7 @@ class Epoch:
                 self._limits.measure_batch(batch)
             return batch
         end, self._source_end, self.is_whole = self._source_end, StopIteration, True
+        self.note_return(began)
         raise end
 
     @defer_signals()
@@ -264,6 +265,10 @@ class Epoch:
         self.delivered += 1
         if not group.is_open:
             self._close(group)
+        self.note_return(began)
+
+    def note_return(self, began: float) -> None:
+        """Note that the training, which began to wait then, gets a batch, the iterator or the end of the epoch."""
         self.returned_at, self.returned_cpu_seconds = time.perf_counter(), time.process_time()
         self.wait_seconds += self.returned_at - began
 

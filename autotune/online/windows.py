@@ -126,7 +126,11 @@ class Windows:
         self._is_resuming = False
 
     def leave(self, epoch: Epoch) -> None:
-        """Measure no further batches of an epoch; its length counts unless it was a look at a few batches."""
+        """Measure no further batches of an epoch; its length counts unless it was a look at a few batches.
+
+        Loops that take `len(loader)` batches do not ask for the end: the epoch is left when the next one begins.
+        """
+        self._skip_since_return(epoch)
         self._total = self._read(epoch)
         if epoch.is_whole or epoch.delivered > WARM_UP_STEPS:
             self._are_epochs = self._is_short(epoch)
@@ -171,9 +175,13 @@ class Windows:
     def _skip(self, part: Window) -> None:
         self._offset = Window(*map(operator.add, self._offset, part))
 
+    def _skip_since_return(self, epoch: Epoch) -> None:
+        cpu_seconds = time.process_time() - epoch.returned_cpu_seconds
+        self._skip(Window(0, time.perf_counter() - epoch.returned_at, 0, cpu_seconds))
+
     def _is_short(self, epoch: Epoch) -> bool:
         """Return whether the epoch so far is short, or has few batches after those that its workers began with."""
-        return time.perf_counter() - epoch.started_at < self._short_seconds or epoch.delivered < 2 * self._warm_up
+        return epoch.returned_at - epoch.started_at < self._short_seconds or epoch.delivered < 2 * self._warm_up
 
     def _note_pause(self, epoch: Epoch) -> None:
         """Leave a pause out of the window, unless pauses recur: then a window consists of whole periods.
@@ -193,7 +201,7 @@ class Windows:
         if self._do_pauses_recur and self._pauses == 1:
             self._start = self._read(epoch)
         elif not self._do_pauses_recur:
-            self._skip(Window(0, pause, 0, time.process_time() - epoch.returned_cpu_seconds))
+            self._skip_since_return(epoch)
 
     def _is_long(self, window: Window) -> bool:
         controller = self._controller

@@ -59,7 +59,11 @@ class Run:
 
     def end(self) -> None:
         """End an epoch after its last batch."""
-        self.is_whole = True
+        self.is_whole, self.returned_at = True, self.now
+        self.leave()
+
+    def leave(self) -> None:
+        """Begin another epoch, or something else, without asking for the end of this one."""
         self.windows.leave(self)  # type: ignore[arg-type]
 
 
@@ -151,6 +155,17 @@ def test_windows_of_short_epochs_are_whole_epochs_with_the_start_of_their_worker
     assert all(window.batches % 10 == 0 for window in whole)
 
 
+@pytest.mark.parametrize("steps", [10, 100], ids=["short epochs", "long epochs"])
+def test_the_time_after_the_last_batch_does_not_count_if_the_loop_asks_for_no_end(steps: int, run: Run) -> None:
+    for _ in range(12):
+        run.begin()
+        run.train(steps)
+        run.now += 20.0  # it validates
+        run.leave()
+    assert run.found
+    assert [window.rate for window in run.found] == pytest.approx([10.0] * len(run.found), rel=0.15)
+
+
 def test_an_epoch_that_turns_out_to_be_long_has_windows_within_it(run: Run) -> None:
     run.begin()
     run.train(10)
@@ -184,7 +199,7 @@ def test_workers_change_after_as_many_batches_as_the_start_of_an_epoch_asks_for(
 def test_a_look_at_a_batch_does_not_make_epochs_short(run: Run) -> None:
     run.begin()
     run.train(1)
-    run.windows.leave(run)  # type: ignore[arg-type]
+    run.leave()
     run.begin()
     run.train(30)
     assert run.found
