@@ -8,15 +8,22 @@ from typing import Final
 
 from autotune.runner.supervisor_client import SupervisorClient
 
+LIBRARIES: Final = ("datasets", "lightning.pytorch", "torchdata.stateful_dataloader", "transformers.trainer")
+
 _KEPT: Final[dict[str, SupervisorClient]] = {}
 
 
-def keep_supervisor() -> SupervisorClient:
-    """Return the supervisor of this session, or another one if a test has changed the environment."""
+def keep_supervisor(*libraries: str) -> SupervisorClient:
+    """Return the supervisor of this session, or another one if a test has changed the environment.
+
+    It imports some libraries once for all trials: Lightning and transformers take longer than torch.
+    """
     environment = repr(sorted(item for item in os.environ.items() if not item[0].startswith("PYTEST")))
     if environment not in _KEPT:
         _end_all()
         _KEPT[environment] = SupervisorClient()
+    if libraries:
+        _KEPT[environment].import_once(libraries)
     return _KEPT[environment]
 
 

@@ -17,7 +17,7 @@ from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import WorkloadRequest
 from autotune.runner.runner import TrialRunner
 from tests.builders import make_config
-from tests.kept_supervisor import keep_supervisor
+from tests.kept_supervisor import LIBRARIES, keep_supervisor
 
 ROOT = str(Path(__file__).parents[2])
 LIMITS = Budgets(memory_bytes=8 * 2**30, reserve_bytes=0, shm_bytes=2**30, nofile=1024)
@@ -30,11 +30,10 @@ pytestmark = [
 ]
 
 
-def open_runner(dataset: str, *, is_loader: bool = False, **arguments: Any) -> TrialRunner:
-    request = WorkloadRequest(
-        dataset=dataset, dataset_args=arguments, is_loader=is_loader, step_seconds=1e-4, working_dir=ROOT
-    )
-    return TrialRunner(request, stall_seconds=120.0, supervisor=keep_supervisor())
+def open_runner(dataset: str, *, is_loader: bool = False, processes: int = 1, **arguments: Any) -> TrialRunner:
+    parts = {"dataset": dataset, "dataset_args": arguments, "is_loader": is_loader, "nproc_per_node": processes}
+    request = WorkloadRequest(**parts, step_seconds=1e-4, working_dir=ROOT)
+    return TrialRunner(request, stall_seconds=120.0, supervisor=keep_supervisor(*LIBRARIES))
 
 
 def probe(dataset: str, **arguments: Any) -> WorkloadProfile:
@@ -64,6 +63,15 @@ def test_workers_deliver_each_sample_once(dataset: str, arguments: dict[str, Any
         result = runner.run(TrialRequest(config=make_config(2, 2, batch_size), epochs=1, seconds=5.0))
     assert result.measurement is not None, result.message
     assert result.measurement.epochs[0].samples == 64
+
+
+@pytest.mark.parametrize("factory", ["make_trainer_loader", "Numbers"])
+def test_a_loader_of_a_library_is_sharded_by_the_library(factory: str) -> None:
+    with open_runner(f"tests.data_modules:{factory}", is_loader=factory != "Numbers", processes=2) as runner:
+        runner.limit(LIMITS)
+        result = runner.run(TrialRequest(config=make_config(1, 2, 8), epochs=2, seconds=20.0))
+    assert result.measurement is not None, result.message
+    assert [rank.samples for rank in result.measurement.ranks] == [32, 32]
 
 
 def test_a_data_module_becomes_workload_and_baseline_by_the_calls_of_a_trainer() -> None:

@@ -124,12 +124,3 @@ def test_ranks_that_exhaust_a_small_shm_together_fail_with_its_name() -> None:
 def test_the_memory_of_a_trial_is_that_of_one_rank() -> None:
     alone, both = (run_ranks("make_unshared", ranks=ranks).peak_host_bytes for ranks in (1, 2))
     assert 0.5 * alone < both < 1.5 * alone
-
-
-@slow
-@pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("factory", ["make_trainer_loader", "Numbers"])
-def test_a_loader_of_a_library_is_sharded_by_the_library(factory: str) -> None:
-    pytest.importorskip("tests.data_modules")
-    found = measure_ranks("", dataset=f"tests.data_modules:{factory}", is_loader=factory != "Numbers")
-    assert [rank.samples for rank in found.ranks] == [32, 32]
