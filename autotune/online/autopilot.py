@@ -251,8 +251,12 @@ class Autopilot:
     def finish(self) -> None:
         """At the end of the training, keep the best settings so far as the result."""
         if not self.controller.has_converged:
+            window = self._windows.finish(self._epoch)
+            if window is not None and self.controller.known is None:
+                self.controller.add(window)
+            is_complete = self.controller.has_converged
             self.controller.finish()
-            self._save_result(is_complete=False)
+            self._save_result(is_complete=is_complete)
 
     def describe(self) -> str:
         """Describe in a sentence what it stays with, and why."""
@@ -263,16 +267,25 @@ class Autopilot:
         now = controller.final_window
         if now is None:
             return f"has not converged; num_workers={workers} at the end."
+        waits = f"{now.wait_share:.0%}"
         if controller.settings == controller.own:
-            return f"num_workers={own} stays: {now.rate:.3g} batches/s, waits {now.wait_share:.0%} of the time."
+            return f"num_workers={own} stays: {now.rate:.3g} batches/s{self._list_others()}, waits {waits} of the time."
         then, predicted = controller.own_window or now, "" if controller.own in controller.windows else " (predicted)"
         changed = f"num_workers={workers} (was {own})"
         if workers == own:
             changed = f"prefetch_factor={prefetch} (was {own_prefetch})"
         return (
             f"{changed}: {now.rate:.3g} batches/s, before {then.rate:.3g}{predicted}; "
-            f"waits {now.wait_share:.0%} of the time, before {then.wait_share:.0%}{predicted}."
+            f"waits {waits} of the time, before {then.wait_share:.0%}{predicted}."
         )
+
+    def _list_others(self) -> str:
+        """Return the rates with other settings, in brackets; empty if there were none."""
+        own, rates = self.controller.own, list[str]()
+        for one, found in self.controller.windows.items():
+            prefetch = "" if one.prefetch == own.prefetch else f" and prefetch_factor={one.prefetch}"
+            rates += [f"{found.rate:.3g} with {one.workers}{prefetch}"] if one != own else []
+        return f" ({', '.join(rates)})" if rates else ""
 
 
 def _end_all(groups: list[WorkerGroup]) -> None:

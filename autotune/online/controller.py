@@ -143,6 +143,10 @@ class Controller:
         self.settings = new[0] if new else chosen
         return self.settings
 
+    def begin_again(self) -> None:
+        """Search again from the user's settings: the next windows do not compare with those so far."""
+        self.windows, self.settings, self.known = {}, self.own, None
+
     def finish(self) -> None:
         """Stay with the best settings so far; the first window, and that of one worker, prove nothing."""
         if len(self.windows) > (1 if self.own.workers else 2):

@@ -7,6 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import torch
+
 if TYPE_CHECKING:
     from autotune.online.controller import Controller
     from autotune.online.epoch import Epoch
@@ -24,9 +26,9 @@ WARM_UP_STEPS: Final = 3  # of an epoch, which may be slower
 WATCH_SECONDS: Final = 30.0  # a window after it has converged
 WATCH_STEPS: Final = 16  # between two readings of the counters then, which take some time
 PAUSE_SECONDS: Final = 0.2  # between two batches, in which the training validates or saves, not steps
-PAUSE_STEPS: Final = 5.0  # and this many times the mean step
+PAUSE_STEPS: Final = 5.0  # and this many times the mean of other steps
 RECURRING_PAUSES: Final = 3  # in a window, from which on they are part of the steps
-MAX_PERIOD_SECONDS: Final = 12.0  # of the window in which the next recurring pause must come
+MAX_PERIOD_SECONDS: Final = 12.0  # that a window waits for the next recurring pause
 
 
 class Window(NamedTuple):
@@ -79,7 +81,9 @@ class Windows:
         self._due = self._warm_up = 0  # batches of the epoch: until a change or a reading, and before a window
         self._are_epochs = False  # whether windows consist of whole epochs
         self._is_resuming = False  # whether this epoch continues the window of the one before
-        self._is_pause, self._pauses, self._do_pauses_recur = False, 0, False  # before this batch; in the window
+        self._steps, self._step_seconds = 0, 0.0  # without pauses and the first steps of an epoch
+        self._is_pause, self._pauses = False, 0  # before this batch; in the window
+        self._do_pauses_recur: bool | None = None  # until three are in one window
 
     def begin_epoch(self) -> Window | None:
         """End the time between two epochs; return the window of whole epochs that is long enough now, if there is one.
@@ -130,10 +134,19 @@ class Windows:
 
         Loops that take `len(loader)` batches do not ask for the end: the epoch is left when the next one begins.
         """
-        self._skip_since_return(epoch)
+        self._skip_pause(epoch)
         self._total = self._read(epoch)
         if epoch.is_whole or epoch.delivered > WARM_UP_STEPS:
             self._are_epochs = self._is_short(epoch)
+
+    def finish(self, epoch: Epoch | None) -> Window | None:
+        """Return the window in which the training has ended, in this epoch or after one; None if it is too short."""
+        if epoch is not None:
+            self.leave(epoch)
+        if self._start is None or self._is_resuming:
+            return None
+        window = self._total.since(self._start)
+        return window if window.seconds >= SHORT_WINDOW_SECONDS and self._has_rounds(window) else None
 
     def note_batch(self, epoch: Epoch) -> bool:
         """Note that the training asks for a batch; return whether the workers may change and `advance` is due.
@@ -149,20 +162,22 @@ class Windows:
     def advance(self, epoch: Epoch) -> Window | None:
         """Return the window that ends before this batch; if none does, begin one, or continue it."""
         if self._start is None:
-            self._start, self._due, self._pauses = self._read(epoch), epoch.delivered + 1, 0
+            self._start, self._due, self._pauses = self._read(epoch), epoch.delivered + 1, int(self._is_pause)
             return None
         if self._is_resuming:  # without the start of this epoch
             self._skip(self._read(epoch).since(self._total))
             self._is_resuming, self._due = False, epoch.delivered + 1
             return None
-        window, workers = self._read(epoch).since(self._start), self._controller.settings.workers
-        if self._do_pauses_recur and not self._is_pause and window.seconds < MAX_PERIOD_SECONDS:
-            self._due = epoch.delivered + 1
-            return None
+        window, controller = self._read(epoch).since(self._start), self._controller
         if not self._is_long(window):  # for whole rounds of the workers
-            self._due = epoch.delivered + max(workers, WATCH_STEPS if self._controller.has_converged else 1)
+            steps = max(controller.settings.workers, WATCH_STEPS if controller.has_converged else 1)
+            self._due = epoch.delivered + (1 if self._do_pauses_recur else steps)
             return None
-        self._do_pauses_recur &= self._is_pause
+        if self._do_pauses_recur and not self._is_pause:
+            most = MAX_PERIOD_SECONDS + (WATCH_SECONDS if controller.has_converged else 0.0)
+            self._do_pauses_recur, self._due = window.seconds < most, epoch.delivered + 1
+            if self._do_pauses_recur:
+                return None
         self._start, self._due = None, epoch.delivered
         return window
 
@@ -175,38 +190,47 @@ class Windows:
     def _skip(self, part: Window) -> None:
         self._offset = Window(*map(operator.add, self._offset, part))
 
-    def _skip_since_return(self, epoch: Epoch) -> None:
-        cpu_seconds = time.process_time() - epoch.returned_cpu_seconds
-        self._skip(Window(0, time.perf_counter() - epoch.returned_at, 0, cpu_seconds))
+    def _skip_pause(self, epoch: Epoch) -> None:
+        """Leave out the time since the last batch, but for a step of the usual length."""
+        seconds, cpu_seconds = time.perf_counter() - epoch.returned_at, time.process_time() - epoch.returned_cpu_seconds
+        skipped = max(0.0, seconds - self._step_seconds / max(1, self._steps))
+        self._skip(Window(0, skipped, 0, cpu_seconds * skipped / max(1e-9, seconds)))
 
     def _is_short(self, epoch: Epoch) -> bool:
         """Return whether the epoch so far is short, or has few batches after those that its workers began with."""
         return epoch.returned_at - epoch.started_at < self._short_seconds or epoch.delivered < 2 * self._warm_up
 
     def _note_pause(self, epoch: Epoch) -> None:
-        """Leave a pause out of the window, unless pauses recur: then a window consists of whole periods.
+        """Leave a pause out of the window, unless it is that of a GPU: then a window consists of whole periods.
 
-        A GPU may be given many steps ahead, until one step waits for all of them.
+        A GPU is given many steps ahead, until one step waits for all of them. Windows with these pauses do not compare
+        with those without, so that the search begins again.
         """
-        pause, self._is_pause = time.perf_counter() - epoch.returned_at, False
-        if pause < PAUSE_SECONDS or self._start is None:
-            return
-        window = self._read(epoch).since(self._start)
-        self._is_pause = pause * (window.batches - 1) > PAUSE_STEPS * (window.seconds - pause)
-        if not self._is_pause:
+        seconds, is_first = time.perf_counter() - epoch.returned_at, epoch.delivered <= WARM_UP_STEPS
+        is_step = seconds < PAUSE_SECONDS or seconds * self._steps <= PAUSE_STEPS * self._step_seconds
+        self._is_pause = not (is_step or is_first)
+        if is_step and not is_first:
+            self._steps += 1
+            self._step_seconds += seconds
+        if not self._is_pause or self._start is None:
             return
         self._pauses += 1
-        if self._pauses == RECURRING_PAUSES and not (self._do_pauses_recur or self._controller.has_converged):
-            self._do_pauses_recur, self._pauses = True, 1
-        if self._do_pauses_recur and self._pauses == 1:
-            self._start = self._read(epoch)
+        may_recur = self._do_pauses_recur is None and not self._controller.has_converged
+        if self._pauses == RECURRING_PAUSES and may_recur and torch.cuda.is_initialized():
+            self._do_pauses_recur = True
+            self._controller.begin_again()
+            self._start, self._due = None, _NEVER if self._are_epochs else epoch.delivered
         elif not self._do_pauses_recur:
-            self._skip_since_return(epoch)
+            self._skip_pause(epoch)
+        elif self._pauses == 1:
+            self._start = self._read(epoch)
 
     def _is_long(self, window: Window) -> bool:
         controller = self._controller
         best = max((one.rate for one in controller.windows.values()), default=0.0)
         is_clear = window.rate < POOR_RATIO * best if best else not controller.settings.workers
         least = WATCH_SECONDS if controller.has_converged else SHORT_WINDOW_SECONDS if is_clear else WINDOW_SECONDS
-        is_enough = window.batches >= ROUNDS * max(1, controller.settings.workers)
-        return window.seconds >= (least if is_enough else max(least, MAX_WINDOW_SECONDS))
+        return window.seconds >= (least if self._has_rounds(window) else max(least, MAX_WINDOW_SECONDS))
+
+    def _has_rounds(self, window: Window) -> bool:
+        return window.batches >= ROUNDS * max(1, self._controller.settings.workers)

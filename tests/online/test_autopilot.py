@@ -24,7 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from autotune.checking import check
 from autotune.errors import UsageError
 from autotune.online.attach import autopilot
-from autotune.online.autopilot import Stats, print_sentence
+from autotune.online.autopilot import Autopilot, Options, Stats, print_sentence
 from autotune.online.group import WorkerGroup, WorkerSettings, wait_for_ending_workers
 from autotune.online.result import find_start, read_hardware
 from autotune.online.windows import PAUSE_SECONDS, Window
@@ -129,6 +129,18 @@ def test_a_training_that_ends_before_it_converged_has_a_result_though_its_loader
     profile = select_profile(Path("dltune.json"))
     assert (profile.config.dataloader.num_workers, profile.is_complete) == (2, False)
     assert find_start(Path("dltune.json"), state._facts) == (WorkerSettings(2, 2), None)  # the next run tries more
+
+
+def test_the_rates_of_other_numbers_of_workers_explain_why_the_users_stay() -> None:
+    state = Autopilot(DataLoader(Waiting(), 8), Options(None))
+    state.controller.windows = {
+        WorkerSettings(0, 2): Window(120, 10.0, 9.0),
+        WorkerSettings(1, 2): Window(90, 10.0),
+        WorkerSettings(4, 4): Window(71, 10.0),
+    }
+    state.controller.has_converged = True
+    rates = "12 batches/s (9 with 1, 7.1 with 4 and prefetch_factor=4)"
+    assert state.describe() == f"num_workers=0 stays: {rates}, waits 90% of the time."
 
 
 def test_added_workers_that_failed_are_no_result() -> None:
@@ -543,8 +555,9 @@ def test_a_loop_that_starts_anew_without_an_end_is_tuned() -> None:
     assert step > 299
 
 
-def test_pauses_that_recur_are_part_of_the_steps() -> None:
+def test_pauses_that_recur_are_part_of_the_steps_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that takes 20 ms for each step, for which the loop waits every 20 steps."""
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     stats: list[Stats] = []
     loader: Any = autopilot(DataLoader(Waiting(0.004, 3200), 1), None, quiet=True, on_stats=stats.append)
     ends_at = time.perf_counter()

@@ -39,13 +39,15 @@ class Run:
     def process_time(self) -> float:
         return 0.0
 
-    def train(self, steps: int, seconds: float = 0.1) -> None:
-        """Take batches, each of which is here at once, and takes one step."""
+    def train(self, steps: int, seconds: float = 0.1, wait: float = 0.0) -> None:
+        """Take batches, for each of which it waits, and takes one step."""
         epoch: Any = self
         for _ in range(steps):
             while self.windows.note_batch(epoch) and (window := self.windows.advance(epoch)) is not None:
                 self.found.append(window)
             self.delivered += 1
+            self.now += wait
+            self.wait_seconds += wait
             self.returned_at = self.now
             self.now += seconds
 
@@ -53,7 +55,7 @@ class Run:
         """Begin an epoch."""
         if (window := self.windows.begin_epoch()) is not None:
             self.found.append(window)
-        self.delivered = 0
+        self.delivered, self.wait_seconds = 0, 0.0
         self.started_at = self.returned_at = self.now
         self.windows.enter(self)  # type: ignore[arg-type]
 
@@ -72,6 +74,11 @@ def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
     made = Run(request.param)
     monkeypatch.setattr("autotune.online.windows.time", made)
     return made
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
 
 
 def test_windows_have_the_rate_of_the_steps_and_the_shortest_length(run: Run) -> None:
@@ -106,6 +113,17 @@ def test_a_rare_pause_of_the_training_does_not_count(run: Run) -> None:
     assert [window.rate for window in run.found] == [pytest.approx(10.0, rel=0.1)]  # but for the step before it
 
 
+@pytest.mark.parametrize("steps", [3, 20, 100])
+def test_frequent_pauses_of_the_training_do_not_count_on_a_cpu(steps: int, run: Run) -> None:
+    run.begin()
+    for _ in range(400 // steps):
+        run.train(steps, seconds=0.02)
+        run.now += 0.8
+    assert run.found
+    assert [window.rate for window in run.found] == pytest.approx([50.0] * len(run.found), rel=0.02)
+
+
+@pytest.mark.usefixtures("on_gpu")
 def test_the_pauses_of_a_device_that_is_many_steps_behind_count(run: Run) -> None:
     run.begin()
     for _ in range(40):
@@ -115,12 +133,57 @@ def test_the_pauses_of_a_device_that_is_many_steps_behind_count(run: Run) -> Non
     assert [window.rate for window in run.found[1:]] == pytest.approx([20.0] * (len(run.found) - 1), rel=0.05)
 
 
-def test_the_first_step_of_a_window_is_no_pause(run: Run) -> None:
+def test_a_pause_after_the_first_batch_of_a_window_does_not_count(run: Run) -> None:
     run.begin()
-    run.train(4)  # after which the window begins
-    run.train(1, seconds=5.0)
+    run.train(5)  # after the first of which the window begins
+    run.now += 5.0
     run.train(20)
-    assert run.found[0].seconds > 5.0
+    assert run.found[0].rate == pytest.approx(10.0, rel=0.1)
+
+
+def test_a_pause_is_one_however_long_the_training_waits_for_batches(run: Run) -> None:
+    run.begin()
+    for step in range(60):
+        run.train(1, seconds=0.01, wait=0.2)
+        run.now += 0.5 * (step == 30)
+    assert [window.rate for window in run.found] == pytest.approx([1 / 0.21] * len(run.found), rel=0.02)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_windows_with_recurring_pauses_are_not_compared_with_those_without(run: Run) -> None:
+    run.controller.windows[OWN] = run.controller.windows[WorkerSettings(1, 2)] = Window(batches=100, seconds=1.0)
+    run.begin()
+    for _ in range(4):
+        run.train(20, seconds=0.01)
+        run.now += 0.8
+    assert run.controller.windows == {}
+    assert run.controller.settings == OWN
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_pauses_that_recur_no_more_are_left_out_for_good(run: Run) -> None:
+    run.begin()
+    for _ in range(10):
+        run.train(20, seconds=0.01)
+        run.now += 0.8
+    run.train(2000, seconds=0.01)
+    del run.found[:]
+    for _ in range(10):
+        run.train(20, seconds=0.01)
+        run.now += 0.8
+    run.train(200, seconds=0.01)
+    assert [window.rate for window in run.found] == pytest.approx([100.0] * len(run.found), rel=0.1)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_after_convergence_a_window_ends_with_a_recurring_pause_too(run: Run) -> None:
+    run.begin()
+    for count in range(200):
+        run.controller.has_converged = count > 20
+        run.train(20, seconds=0.01)
+        run.now += 0.8
+    assert run.found[-1].seconds > 29.0
+    assert [window.rate for window in run.found[1:]] == pytest.approx([20.0] * (len(run.found) - 1), rel=0.05)
 
 
 def test_slow_steps_are_no_pauses(run: Run) -> None:
@@ -163,7 +226,7 @@ def test_the_time_after_the_last_batch_does_not_count_if_the_loop_asks_for_no_en
         run.now += 20.0  # it validates
         run.leave()
     assert run.found
-    assert [window.rate for window in run.found] == pytest.approx([10.0] * len(run.found), rel=0.15)
+    assert [window.rate for window in run.found] == pytest.approx([10.0] * len(run.found), rel=0.02)
 
 
 def test_an_epoch_that_turns_out_to_be_long_has_windows_within_it(run: Run) -> None:
@@ -173,6 +236,32 @@ def test_an_epoch_that_turns_out_to_be_long_has_windows_within_it(run: Run) -> N
     run.begin()
     run.train(200)
     assert len(run.found) > 2
+
+
+@pytest.mark.parametrize(("steps", "is_enough"), [(3, False), (40, True)])
+def test_the_window_in_which_the_training_ends_counts_if_it_has_batches_enough(
+    steps: int, is_enough: bool, run: Run
+) -> None:
+    epoch: Any = run
+    run.begin()
+    run.train(4)  # after which a window begins
+    run.train(steps, seconds=0.03)
+    run.now += 20.0
+    window = run.windows.finish(epoch)
+    assert (window is not None) is is_enough
+    if window is not None:
+        assert window.rate == pytest.approx(1 / 0.03, rel=0.1)
+
+
+def test_a_short_last_epoch_counts_as_a_window_at_the_end_of_the_training(run: Run) -> None:
+    for _ in range(3):
+        run.begin()
+        run.train(30, seconds=0.02)
+        run.end()
+        run.now += 20.0
+    window = run.windows.finish(None)
+    assert window is not None
+    assert window.rate == pytest.approx(50.0, rel=0.02)
 
 
 def test_a_window_begins_when_the_batches_under_way_at_a_change_are_delivered(run: Run) -> None:
