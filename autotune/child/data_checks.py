@@ -1,7 +1,8 @@
 """Checks of the data that workers return, which no throughput shows.
 
 Two workers are started once: they must return the same samples as another process, divide an iterable dataset between
-them, and copy little of its memory, which trials are too short to show. An error ends the checks; the trials report it.
+them, and copy little of its memory and keep little in theirs, which trials are too short to show. An error ends the
+checks; the trials report it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -38,10 +39,11 @@ MIN_DIFFERING: Final = 4  # samples; fewer may be rare draws from a generator of
 COMPARED_BATCHES: Final = 4  # two of each of two workers
 _read_numbers: Final[set[str]] = set()  # in a worker process: attributes of its WorkerInfo that code has read
 
-MEMORY_BATCH: Final = 8  # samples, when nothing but memory is watched
 MEMORY_INTERVAL_SECONDS: Final = 0.15  # in the first one, a worker copies what any worker copies
+MIN_READINGS: Final = 5  # each of which must be higher than the one before
+MIN_GROWTH_BYTES: Final = 32 * 2**20  # between the first and the last of them
 MIN_NOTED_BYTES: Final = 64 * 2**20  # copied by one worker
-MIN_UNEXPLAINED_BYTES: Final = 512 * 2**20  # copied by one worker, if no collection of objects explains it
+MIN_UNEXPLAINED_BYTES: Final = 512 * 2**20  # copied by one worker without a collection that explains it; or kept
 MIN_SHARE: Final = 0.1  # of the copies that a collection explains, without what its entries refer to
 
 DIFFERING: Final = (
@@ -115,6 +117,7 @@ class Observation:
     first_batches: list[list[torch.Tensor]] = field(default_factory=list)
     delivered: Counter[int] = field(default_factory=Counter)  # batches of an iterable dataset by worker
     copied: list[tuple[int, int]] = field(default_factory=list)  # samples so far, and bytes copied by then
+    allocated: list[tuple[int, int]] = field(default_factory=list)  # and bytes that the workers hold
     memory_bytes: int = 0  # of a worker
 
 
@@ -135,8 +138,8 @@ def check_workers(workload: LoadedWorkload, profile: WorkloadProfile, digests: M
             changes["differing_samples"] = len(differing)
             named = ", ".join(map(str, differing[:3])) + (", ..." if len(differing) > 3 else "")
             notes.append(DIFFERING.format(len(differing), named))
-    if (growth := describe_growth(workload, seen.copied)) is not None:
-        notes.append(growth)
+    growth = describe_growth(workload, seen.copied) or describe_kept(workload.expected_samples, seen.allocated)
+    notes += [] if growth is None else [growth]
     if workload.kind == "iterable":
         is_multiplied = workload.sample_counts.is_multiplied(seen.samples)
         duplicates = (is_multiplied and not seen.reads_worker_info) or has_equal_batches(seen.first_batches)
@@ -164,9 +167,9 @@ def _differ_here(workload: LoadedWorkload, indices: Sequence[int], digests: Mapp
 
 
 def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: Observation) -> None:
-    is_growing = workload.forks_workers and workload.own_bytes >= MIN_NOTED_BYTES
+    is_growing, first = workload.forks_workers and workload.own_bytes >= MIN_NOTED_BYTES, (0, 0)
     goal = len(digests) or DUPLICATED_RATIO * (workload.sample_counts.samples or 0)
-    loader = _build_watched_loader(workload, digests, is_growing=is_growing)
+    loader = _build_watched_loader(workload, digests)
     batches = iter(loader)
     pids = [worker.pid or 0 for worker in list_workers(batches)]
     deadline = next_reading = math.inf
@@ -174,6 +177,7 @@ def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: O
         now = time.perf_counter()
         if number == 1:
             deadline, next_reading = now + MAX_SECONDS, now + MEMORY_INTERVAL_SECONDS
+            first = seen.samples, read_allocated_bytes(pids)
         seen.digests += batch if digests else ()
         if isinstance(batch, WorkerBatch):
             seen.delivered[batch.worker] += 1
@@ -184,23 +188,27 @@ def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: O
             seen.first_batches.append([tensor.cpu() for tensor in find_tensors(batch)])
         if number == MIN_BATCHES - 2:
             seen.memory_bytes = measure_pss(pids[:1])
-        if is_growing and now > next_reading:
+        if now > next_reading:
             seen.copied.append((seen.samples, read_copied_bytes(pids)))
+            seen.allocated.append((seen.samples, read_allocated_bytes(pids)))
             next_reading = now + MEMORY_INTERVAL_SECONDS
-        if now > deadline or (number >= MIN_BATCHES and seen.samples > goal and not is_growing):
+        is_enough = number >= MIN_BATCHES and seen.samples > goal
+        if is_enough and not is_growing:
+            readings = [first, (seen.samples, read_allocated_bytes(pids))]
+            is_growing = project_growth(workload.expected_samples, readings) >= MIN_UNEXPLAINED_BYTES
+        if now > deadline or (is_enough and not is_growing):
             return
 
 
-def _build_watched_loader(workload: LoadedWorkload, digests: Mapping[int, str], *, is_growing: bool) -> MeasuredLoader:
+def _build_watched_loader(workload: LoadedWorkload, digests: Mapping[int, str]) -> MeasuredLoader:
     """Build a loader of hashes, then of further samples; or else of the workload's own batches by worker."""
     parts = workload.parts
     changes: dict[str, Any] = {"worker_init_fn": partial(watch_worker, parts.dataset, parts.worker_init_fn)}
     if digests:
-        indices, others = list(digests), range(len(parts.dataset) if is_growing else 0)  # type: ignore[arg-type]
-        pairs = (indices[start : start + BATCH] for start in range(0, len(indices), BATCH))
-        more = (others[start : start + MEMORY_BATCH] for start in range(0, len(others), MEMORY_BATCH))
+        indices, others = list(digests), range(len(parts.dataset))  # type: ignore[arg-type]
+        pairs = (one[start : start + BATCH] for one in (indices, others) for start in range(0, len(one), BATCH))
         dataset = HashedDataset(parts.dataset, digests)
-        changes |= {"dataset": dataset, "collate_fn": list, "sampler": None, "batch_sampler": chain(pairs, more)}
+        changes |= {"dataset": dataset, "collate_fn": list, "sampler": None, "batch_sampler": pairs}
     elif workload.kind == "iterable":
         collate = parts.collate_fn or (default_collate if parts.batched else default_convert)
         changes["collate_fn"] = partial(record_batch, collate)
@@ -227,6 +235,31 @@ def has_equal_batches(batches: Sequence[list[torch.Tensor]]) -> bool:
 def read_copied_bytes(pids: Sequence[int]) -> int:
     """Return how much memory forked processes copied: pages that are private and not new; differences count."""
     return sum(size["Private_Dirty"] - size["Anonymous"] for size in map(read_smaps, pids))
+
+
+def read_allocated_bytes(pids: Sequence[int]) -> int:
+    """Return the memory that processes have allocated, or have inherited; differences count."""
+    return sum(read_smaps(pid)["Anonymous"] for pid in pids)
+
+
+def project_growth(samples: int | None, readings: Sequence[tuple[int, int]]) -> float:
+    """Return the bytes that an epoch adds at the rate of some readings; 0 if its samples are unknown."""
+    (before, least), (after, most) = readings[0], readings[-1]
+    return (most - least) / max(1, after - before) * (samples or 0)
+
+
+def describe_kept(samples: int | None, readings: Sequence[tuple[int, int]]) -> str | None:
+    """Return a note if workers keep what they load; `readings` are samples so far, and bytes allocated by then."""
+    if len(readings) < MIN_READINGS or readings[-1][1] - readings[0][1] < MIN_GROWTH_BYTES:
+        return None
+    kept = project_growth(samples, readings)
+    if kept < MIN_UNEXPLAINED_BYTES or any(after <= before for (_, before), (_, after) in pairwise(readings)):
+        return None
+    return (
+        f"The memory of the workers grows by {format_bytes(project_growth(1000, readings))} in 1,000 samples, by "
+        f"{format_bytes(kept)} in an epoch, which short trials do not show: the dataset keeps what it loads. Limit its "
+        "cache, or let it keep nothing."
+    )
 
 
 def describe_growth(workload: LoadedWorkload, readings: Sequence[tuple[int, int]]) -> str | None:

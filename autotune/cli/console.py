@@ -145,7 +145,7 @@ class RunDisplay(ProgressListener):
         self._write("\n".join([_describe(plan, self._clock() - self._started), *details, ""]))
 
     def show_resumed(self, trials: int) -> None:
-        self._write(f"Continuing after {trials} trials of the interrupted run.")
+        self._write(f"Continuing after {trials} earlier trials.")
 
     def show_trial_start(self, number: int, config: LoaderConfig) -> None:
         from autotune.settings import describe_config

@@ -50,6 +50,8 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
             if target.endswith(".py"):
                 function = "NAME, a module-level function that returns your Dataset or DataLoader"
                 raise UsageError(f"Run dltune run {target}, or dltune --dataset {target}:NAME with {function}.")
+            if target.isdecimal():
+                raise UsageError(f"{target} is no TARGET: separate values by commas, as in --batch-size 16,{target}.")
             if ParameterSource.COMMANDLINE in map(ctx.get_parameter_source, ("dataset", "loader")):
                 raise UsageError(f"Pass either {target} or --dataset or --loader.")
             options |= {"dataset": target, "loader": None}

@@ -237,10 +237,13 @@ class TunedLoader:
             **own: Further arguments (`shuffle`, `collate_fn`, ...), which replace the tuned ones.
 
         Raises:
-            UsageError: The profile has no batch size, and neither `batch_size` nor `batch_sampler` is given.
+            UsageError: The profile has no batch size, and neither `batch_size` nor `batch_sampler` is given; or the
+                source is a loader.
         """
         from torch.utils.data import DataLoader, Dataset
 
+        if isinstance(source, DataLoader):
+            raise UsageError("make_loader takes a dataset; pass a DataLoader to apply_to.")
         self.apply_process_settings()
         kwargs = self.loader_kwargs() | own
         if own.get("batch_sampler") is not None and "batch_size" not in own:

@@ -252,7 +252,7 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
     is_slow = workload.cpu_share < IO_CPU_SHARE and (is_loading or bottleneck == "epoch")
     if is_slow and workload.kind == "map" and not workload.has_getitems and workload.batching != "user":
         yield (
-            f"Loading a sample takes {format_seconds(workload.load_cost.per_item)}, "
+            f"Loading a sample takes {format_seconds(load / size)}, "
             f"{1 - workload.cpu_share:.0%} of it waiting: a dataset with __getitems__(indices) could fetch a whole "
             "batch at once."
         )

@@ -114,6 +114,7 @@ def _plan_next_run(
     near = [one for one in (baseline, *needed) if one.rate >= NEAR_LEADER_RATIO * leader.rate]
     alternative = comparison.find_alternative(plan, best, needed)
     is_far_behind = len(baseline.rates) == 1 and best.rate > FAR_AHEAD_SPEEDUP * baseline.rate
+    is_far_behind = is_far_behind and comparison.is_faster(best, baseline)  # its own runs may differ by as much
     active = list[CandidateRuns]()
     if runs < MIN_RUNS:
         active = candidates if is_far_behind else [baseline, *candidates]

@@ -16,7 +16,14 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, RandomSampler, SequentialSampler, get_worker_info
 
-from autotune.child.data_checks import DUPLICATES, check_workers, describe_growth, read_copied_bytes, watch_worker
+from autotune.child.data_checks import (
+    DUPLICATES,
+    check_workers,
+    describe_growth,
+    describe_kept,
+    read_copied_bytes,
+    watch_worker,
+)
 from autotune.child.sample_reader import SampleReader
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.workload_profile import WorkloadProfile
@@ -269,6 +276,50 @@ def test_copies_that_no_collection_explains_are_noted_only_if_they_are_large(
     set_heap(monkeypatch, heap_mib * MIB)
     words = describe(Images(pixels=np.zeros(10**6), classes=["a"]), per_sample=8192)
     assert ("Keep names and labels in numpy arrays or tensors" in words) is is_noted
+
+
+class Keeping(Dataset[torch.Tensor]):
+    def __init__(self, *, keeps: bool) -> None:
+        self._kept, self._keeps = list[Any](), keeps
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.001)
+        loaded = np.ones(20_000)
+        if self._keeps:
+            self._kept.append(loaded)
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_workers_that_keep_what_they_load_are_noted(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.child.data_checks.MAX_SECONDS", 3.0)
+    monkeypatch.setattr("autotune.child.data_checks.MIN_GROWTH_BYTES", 2**20)
+    workload = LoadedWorkload(parts=Workload(dataset=Keeping(keeps=keeps)))
+    found = check_workers(workload, make_workload(notes=()), dict.fromkeys(range(64), ""))
+    assert any("the dataset keeps what it loads" in note for note in found.notes) is keeps
+
+
+@pytest.mark.parametrize(
+    ("samples", "mib", "is_noted"),
+    [
+        (10**6, [0, 10, 20, 30, 40], True),
+        (10**6, [0, 10, 20, 15, 40], False),  # it comes and goes
+        (10**6, [0, 40, 40, 40, 40], False),  # once, such as the buffers of a decoder
+        (10**6, [0, 10, 20, 30], False),
+        (10**6, [0, 1, 2, 3, 4], False),
+        (2000, [0, 10, 20, 30, 40], False),  # 80 MiB in an epoch
+        (None, [0, 10, 20, 30, 40], False),
+    ],
+)
+def test_memory_that_grows_with_every_reading_is_noted_if_an_epoch_adds_much(
+    samples: int | None, mib: list[int], is_noted: bool
+) -> None:
+    note = describe_kept(samples, [(250 * number, one * MIB) for number, one in enumerate(mib)])
+    assert (note is not None) is is_noted
+    assert note is None or "grows by 40.0 MiB in 1,000 samples, by 39.1 GiB in an epoch" in note
 
 
 def test_workers_that_read_a_list_copy_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,8 @@ def test_a_target_is_short_for_a_dataset(target: str) -> None:
 
 def test_a_target_excludes_a_dataset_on_the_command_line_only() -> None:
     assert "Pass either pkg:make or" in invoke("pkg:make", "--dataset", "pkg:other").stderr
+    separated = invoke("--dataset", "pkg:make", "--batch-size", "16", "32").stderr
+    assert "32 is no TARGET: separate values by commas, as in --batch-size 16,32." in separated
     assert "--trials: Input" in invoke("pkg:make", "--trials", "-1", DLTUNE_DATASET="pkg:other").stderr
 
 

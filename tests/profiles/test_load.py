@@ -158,6 +158,10 @@ def test_torch_does_not_warn_of_more_workers_than_cpus_that_were_measured() -> N
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.usefixtures("sharing_strategy")
 class TestMakeLoader:
+    def test_a_loader_is_no_dataset(self) -> None:
+        with pytest.raises(UsageError, match="make_loader takes a dataset; pass a DataLoader to apply_to"):
+            make_tuned().make_loader(DataLoader(DATA))
+
     def test_it_makes_a_loader_with_the_tuned_settings_and_the_tuned_strategy(self) -> None:
         loader = make_tuned(process=ProcessSettings(sharing_strategy="file_system")).make_loader(DATA, shuffle=True)
         assert (loader.num_workers, loader.batch_size, loader.persistent_workers) == (4, 64, True)

@@ -267,6 +267,13 @@ def test_a_baseline_that_is_far_behind_is_measured_once(factor: float, runs: int
     assert sum(request.config == PLAN.baseline for request in asked) == len(found.baseline.rates) == runs
 
 
+def test_a_baseline_that_is_far_behind_is_measured_again_if_the_runs_of_the_fastest_differ_by_as_much() -> None:
+    rates = {PLAN.baseline: [147.0], FEW: [263.0, 389.0, 255.0, 270.0, 260.0], MANY: [203.0]}
+    found, _ = validate_with(lambda config, number: rates[config][min(number, len(rates[config]) - 1)])
+    assert len(found.baseline.rates) > 1
+    assert found.comparison.is_faster(found.candidates[0], found.baseline)
+
+
 def test_the_interval_of_a_ratio_to_one_run_is_wide_and_shows_how_much_other_runs_vary() -> None:
     once, quiet = make_runs({1: 100.0}), make_runs({1: 300.0, 2: 303.0}, MANY)
     noisy = make_runs({1: 250.0, 2: 360.0}, MANY)
