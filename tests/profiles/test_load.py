@@ -160,7 +160,7 @@ def test_torch_does_not_warn_of_more_workers_than_cpus_that_were_measured() -> N
 class TestMakeLoader:
     def test_a_loader_is_no_dataset(self) -> None:
         with pytest.raises(UsageError, match="make_loader takes a dataset; pass a DataLoader to apply_to"):
-            make_tuned().make_loader(DataLoader(DATA))
+            make_tuned().make_loader(DataLoader(DATA))  # type: ignore[arg-type]  # as users may
 
     def test_it_makes_a_loader_with_the_tuned_settings_and_the_tuned_strategy(self) -> None:
         loader = make_tuned(process=ProcessSettings(sharing_strategy="file_system")).make_loader(DATA, shuffle=True)
