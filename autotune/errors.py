@@ -60,7 +60,7 @@ class StudyError(DltuneError):
     exit_code = 2
 
 
-INTERRUPTIONS: Final[dict[type[BaseException], str]] = {  # that end a phase early; what was measured until then counts
+INTERRUPTIONS: Final[dict[type[BaseException], str]] = {  # end a phase early; what was measured until then counts
     KeyboardInterrupt: "interrupted",
     WorkloadError: "the dataset failed",
     TrialError: "trials could no longer be run",

@@ -177,7 +177,6 @@ def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: O
         now = time.perf_counter()
         if number == 1:
             deadline, next_reading = now + MAX_SECONDS, now + MEMORY_INTERVAL_SECONDS
-            first = seen.samples, read_allocated_bytes(pids)
         seen.digests += batch if digests else ()
         if isinstance(batch, WorkerBatch):
             seen.delivered[batch.worker] += 1
@@ -188,6 +187,8 @@ def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: O
             seen.first_batches.append([tensor.cpu() for tensor in find_tensors(batch)])
         if number == MIN_BATCHES - 2:
             seen.memory_bytes = measure_pss(pids[:1])
+        if number == MIN_BATCHES:
+            first = seen.samples, read_allocated_bytes(pids)
         if now > next_reading:
             seen.copied.append((seen.samples, read_copied_bytes(pids)))
             seen.allocated.append((seen.samples, read_allocated_bytes(pids)))
@@ -249,16 +250,16 @@ def project_growth(samples: int | None, readings: Sequence[tuple[int, int]]) -> 
 
 
 def describe_kept(samples: int | None, readings: Sequence[tuple[int, int]]) -> str | None:
-    """Return a note if workers keep what they load; `readings` are samples so far, and bytes allocated by then."""
+    """Return a note if workers may keep what they load; `readings` are samples so far, and bytes allocated by then."""
     if len(readings) < MIN_READINGS or readings[-1][1] - readings[0][1] < MIN_GROWTH_BYTES:
         return None
     kept = project_growth(samples, readings)
     if kept < MIN_UNEXPLAINED_BYTES or any(after <= before for (_, before), (_, after) in pairwise(readings)):
         return None
     return (
-        f"The memory of the workers grows by {format_bytes(project_growth(1000, readings))} in 1,000 samples, by "
-        f"{format_bytes(kept)} in an epoch, which short trials do not show: the dataset keeps what it loads. Limit its "
-        "cache, or let it keep nothing."
+        f"The memory of the workers grew by {format_bytes(readings[-1][1] - readings[0][1])} in "
+        f"{readings[-1][0] - readings[0][0]:,} samples. If it goes on, an epoch adds {format_bytes(kept)}, which short "
+        "trials do not show. If the dataset keeps samples in a cache, limit its size."
     )
 
 

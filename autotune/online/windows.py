@@ -27,7 +27,8 @@ WATCH_SECONDS: Final = 30.0  # a window after it has converged
 WATCH_STEPS: Final = 16  # between two readings of the counters then, which take some time
 PAUSE_SECONDS: Final = 0.2  # between two batches, in which the training validates or saves, not steps
 PAUSE_STEPS: Final = 5.0  # and this many times the mean of other steps
-RECURRING_PAUSES: Final = 3  # in a window, from which on they are part of the steps
+MIN_STEPS_BETWEEN: Final = 8  # two pauses; what comes more often is a long step
+RECURRING_PAUSES: Final = 3  # in a window, from which on they are part of the steps of a GPU
 MAX_PERIOD_SECONDS: Final = 12.0  # that a window waits for the next recurring pause
 
 
@@ -65,7 +66,7 @@ class Window(NamedTuple):
 class Windows:
     """Measures one window after the other; each is a part of an epoch, or consists of whole epochs if they are short.
 
-    The time between two epochs, the batches that new workers begin with, and rare pauses of the training do not count.
+    The time between two epochs, the batches that new workers begin with, and pauses of the training do not count.
 
     Args:
         counters: Counters of the workers.
@@ -82,8 +83,9 @@ class Windows:
         self._are_epochs = False  # whether windows consist of whole epochs
         self._is_resuming = False  # whether this epoch continues the window of the one before
         self._steps, self._step_seconds = 0, 0.0  # without pauses and the first steps of an epoch
+        self._steps_since, self._noted = MIN_STEPS_BETWEEN, -1  # since a long step or a pause; the last batch
         self._is_pause, self._pauses = False, 0  # before this batch; in the window
-        self._do_pauses_recur: bool | None = None  # until three are in one window
+        self._do_pauses_recur: bool | None = None  # None until three are in a window, False if they no longer do
 
     def begin_epoch(self) -> Window | None:
         """End the time between two epochs; return the window of whole epochs that is long enough now, if there is one.
@@ -97,6 +99,7 @@ class Windows:
         window = self._total.since(start)
         is_long = self._is_long(window)
         self._start = self._total if is_long else start
+        self._pauses *= not is_long
         return window if is_long else None
 
     def discard(self) -> None:
@@ -110,7 +113,7 @@ class Windows:
             epoch: The epoch. Its workers are to change if its settings are not those of the controller.
             change_after: Batches before this change; None for those that its workers begin with.
         """
-        settings = self._controller.settings
+        settings, self._noted = self._controller.settings, -1
         self._warm_up = max(epoch.drawn or settings.batches, WARM_UP_STEPS)
         if epoch.settings != settings:
             self._start, self._due = None, self._warm_up if change_after is None else change_after
@@ -193,7 +196,7 @@ class Windows:
     def _skip_pause(self, epoch: Epoch) -> None:
         """Leave out the time since the last batch, but for a step of the usual length."""
         seconds, cpu_seconds = time.perf_counter() - epoch.returned_at, time.process_time() - epoch.returned_cpu_seconds
-        skipped = max(0.0, seconds - self._step_seconds / max(1, self._steps))
+        skipped = max(0.0, seconds - (self._step_seconds / self._steps if self._steps else PAUSE_SECONDS))
         self._skip(Window(0, skipped, 0, cpu_seconds * skipped / max(1e-9, seconds)))
 
     def _is_short(self, epoch: Epoch) -> bool:
@@ -206,10 +209,14 @@ class Windows:
         A GPU is given many steps ahead, until one step waits for all of them. Windows with these pauses do not compare
         with those without, so that the search begins again.
         """
-        seconds, is_first = time.perf_counter() - epoch.returned_at, epoch.delivered <= WARM_UP_STEPS
-        is_step = seconds < PAUSE_SECONDS or seconds * self._steps <= PAUSE_STEPS * self._step_seconds
-        self._is_pause = not (is_step or is_first)
-        if is_step and not is_first:
+        if epoch.delivered == self._noted:
+            return
+        seconds, self._noted = time.perf_counter() - epoch.returned_at, epoch.delivered
+        is_long = seconds >= PAUSE_SECONDS and seconds * self._steps > PAUSE_STEPS * self._step_seconds
+        is_first = epoch.delivered <= WARM_UP_STEPS
+        self._is_pause = is_long and self._steps_since >= MIN_STEPS_BETWEEN and not is_first
+        self._steps_since = 0 if is_long else self._steps_since + 1
+        if not (self._is_pause or is_first):
             self._steps += 1
             self._step_seconds += seconds
         if not self._is_pause or self._start is None:

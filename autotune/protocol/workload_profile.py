@@ -38,7 +38,7 @@ class LinearCost(FrozenModel):
 
     @classmethod
     def fit(cls, points: Sequence[tuple[float, float]], *, is_upper_bound: bool = False) -> Self:
-        """Fit what was measured at some sizes; an upper bound is nowhere below it."""
+        """Fit the costs measured at some sizes; an upper bound is at least each of them."""
         fixed, slope = _fit_line(points)
         excess = max(found - (fixed + slope * size) for size, found in points)
         return cls(fixed=fixed + max(0.0, excess) * is_upper_bound, per_item=slope)

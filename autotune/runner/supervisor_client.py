@@ -89,7 +89,10 @@ class SupervisorClient:
         self._modules, self._environment, self._has_imported = tuple(modules), dict(environment or {}), not modules
 
     def _make_environment(self) -> dict[str, str]:
-        """Return the environment of trials; compile caches stay where training finds them."""
+        """Return the environment of trials, with variables of torch that the user's code has set.
+
+        Compile caches stay where training finds them.
+        """
         try:
             user = getpass.getuser()
         except (KeyError, OSError):  # a container may run as a user without a name
@@ -97,7 +100,8 @@ class SupervisorClient:
         user = re.sub(r'[\\/:*?"<>|]', "_", user)  # as torch names the folder
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), f"torchinductor_{user}"))}
         threads = {"OMP_NUM_THREADS": "1"} if self._processes > 1 else {}  # as under torchrun
-        return {**caches, **threads, **os.environ, TRIAL_VARIABLE: ""}
+        own = {name: value for name, value in self._environment.items() if name.startswith("TORCH")}
+        return {**caches, **threads, **os.environ, **own, TRIAL_VARIABLE: ""}
 
     def start(self, connection: int, working_dir: str) -> tuple[int, Path]:
         """Start the process of a trial, or raise OSError if the machine does not allow it.

@@ -299,7 +299,7 @@ def test_workers_that_keep_what_they_load_are_noted(keeps: bool, monkeypatch: py
     monkeypatch.setattr("autotune.child.data_checks.MIN_GROWTH_BYTES", 2**20)
     workload = LoadedWorkload(parts=Workload(dataset=Keeping(keeps=keeps)))
     found = check_workers(workload, make_workload(notes=()), dict.fromkeys(range(64), ""))
-    assert any("the dataset keeps what it loads" in note for note in found.notes) is keeps
+    assert any("If the dataset keeps samples in a cache, limit its size" in note for note in found.notes) is keeps
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_memory_that_grows_with_every_reading_is_noted_if_an_epoch_adds_much(
 ) -> None:
     note = describe_kept(samples, [(250 * number, one * MIB) for number, one in enumerate(mib)])
     assert (note is not None) is is_noted
-    assert note is None or "grows by 40.0 MiB in 1,000 samples, by 39.1 GiB in an epoch" in note
+    assert note is None or "grew by 40.0 MiB in 1,000 samples. If it goes on, an epoch adds 39.1 GiB" in note
 
 
 def test_workers_that_read_a_list_copy_it(monkeypatch: pytest.MonkeyPatch) -> None:

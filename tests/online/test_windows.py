@@ -41,15 +41,19 @@ class Run:
 
     def train(self, steps: int, seconds: float = 0.1, wait: float = 0.0) -> None:
         """Take batches, for each of which it waits, and takes one step."""
-        epoch: Any = self
         for _ in range(steps):
-            while self.windows.note_batch(epoch) and (window := self.windows.advance(epoch)) is not None:
-                self.found.append(window)
+            self.ask()
             self.delivered += 1
             self.now += wait
             self.wait_seconds += wait
             self.returned_at = self.now
             self.now += seconds
+
+    def ask(self) -> None:
+        """Ask for a batch, or for the end of the epoch."""
+        epoch: Any = self
+        while self.windows.note_batch(epoch) and (window := self.windows.advance(epoch)) is not None:
+            self.found.append(window)
 
     def begin(self) -> None:
         """Begin an epoch."""
@@ -61,6 +65,7 @@ class Run:
 
     def end(self) -> None:
         """End an epoch after its last batch."""
+        self.ask()
         self.is_whole, self.returned_at = True, self.now
         self.leave()
 
@@ -113,7 +118,42 @@ def test_a_rare_pause_of_the_training_does_not_count(run: Run) -> None:
     assert [window.rate for window in run.found] == [pytest.approx(10.0, rel=0.1)]  # but for the step before it
 
 
-@pytest.mark.parametrize("steps", [3, 20, 100])
+def test_a_pause_after_the_last_batch_of_an_epoch_does_not_count(run: Run) -> None:
+    for _ in range(12):
+        run.begin()
+        run.train(100)
+        run.now += 20.0  # it validates before it asks for the end
+        run.end()
+    assert [window.rate for window in run.found] == pytest.approx([10.0] * len(run.found), rel=0.05)
+
+
+def test_steps_that_become_slower_are_no_pauses(run: Run) -> None:
+    run.begin()
+    run.train(600, seconds=0.04)
+    run.train(200, seconds=0.3)
+    assert [window.rate for window in run.found[-5:]] == pytest.approx([1 / 0.3] * 5)
+
+
+def test_a_long_step_of_every_few_is_no_pause(run: Run) -> None:
+    run.begin()
+    for _ in range(60):
+        run.train(7, seconds=0.03)
+        run.train(1, seconds=0.4)  # of the optimizer, after the gradients of eight batches
+    assert [window.rate for window in run.found[1:]] == pytest.approx([8 / 0.61] * (len(run.found) - 1), rel=0.25)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_pauses_of_different_windows_of_short_epochs_do_not_recur(run: Run) -> None:
+    for number in range(60):
+        run.begin()
+        run.train(40, seconds=0.02)
+        run.now += 1.0 if number in {5, 25, 45} else 0.0
+        run.train(40, seconds=0.02)
+        run.end()
+    assert [window.rate for window in run.found] == pytest.approx([50.0] * len(run.found), rel=0.05)
+
+
+@pytest.mark.parametrize("steps", [10, 20, 100])
 def test_frequent_pauses_of_the_training_do_not_count_on_a_cpu(steps: int, run: Run) -> None:
     run.begin()
     for _ in range(400 // steps):

@@ -140,11 +140,12 @@ def test_a_variable_that_is_not_utf_8_stays_with_the_process_that_set_it(add_mod
     assert "FOLDER" not in client.noted
 
 
-@pytest.mark.parametrize(("variable", "is_same"), [("TORCH_LOGS", False), ("OTHER", True)])
+@pytest.mark.parametrize(("variable", "is_same"), [("TORCH_HOME", False), ("OTHER", True)])
 def test_torch_is_imported_again_with_its_variables_that_the_users_code_has_set(
     variable: str, is_same: bool, add_module: AddModule
 ) -> None:
-    add_module("sets_variable", f'import os\nos.environ["{variable}"] = ""\nfrom tests.misbehaving import make_honest')
+    assignment = f'import os\nos.environ["{variable}"] = "here"\n'
+    add_module("sets_variable", f"{assignment}from tests.misbehaving import make_honest")
     client = SupervisorClient()
     with client, open_runner("make_honest", supervisor=client, dataset="sets_variable:make_honest") as runner:
         client.prepare()
@@ -152,6 +153,7 @@ def test_torch_is_imported_again_with_its_variables_that_the_users_code_has_set(
         runner.probe((8,), LIMITS.model_copy(update={"max_workers": 0}))
         assert runner.run(make_request(0)).status == "completed"
         assert (client.supervisor_pid == before) is is_same
+        assert (variable in psutil.Process(client.supervisor_pid).environ()) is not is_same
 
 
 @pytest.mark.parametrize(
