@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -39,8 +39,9 @@ MIN_DIFFERING: Final = 4  # samples; fewer may be rare draws from a generator of
 COMPARED_BATCHES: Final = 4  # two of each of two workers
 _read_numbers: Final[set[str]] = set()  # in a worker process: attributes of its WorkerInfo that code has read
 
+MEMORY_BATCH: Final = 8  # samples, when nothing but memory is watched
 MEMORY_INTERVAL_SECONDS: Final = 0.15  # in the first one, a worker copies what any worker copies
-MIN_READINGS: Final = 5  # each of which must be higher than the one before
+MIN_READINGS: Final = 5  # the last ones, each of which must be higher than the one before
 MIN_GROWTH_BYTES: Final = 32 * 2**20  # between the first and the last of them
 MIN_NOTED_BYTES: Final = 64 * 2**20  # copied by one worker
 MIN_UNEXPLAINED_BYTES: Final = 512 * 2**20  # copied by one worker without a collection that explains it; or kept
@@ -207,9 +208,10 @@ def _build_watched_loader(workload: LoadedWorkload, digests: Mapping[int, str]) 
     changes: dict[str, Any] = {"worker_init_fn": partial(watch_worker, parts.dataset, parts.worker_init_fn)}
     if digests:
         indices, others = list(digests), range(len(parts.dataset))  # type: ignore[arg-type]
-        pairs = (one[start : start + BATCH] for one in (indices, others) for start in range(0, len(one), BATCH))
+        pairs = (indices[start : start + BATCH] for start in range(0, len(indices), BATCH))
+        more = (others[start : start + MEMORY_BATCH] for start in range(0, len(others), MEMORY_BATCH))
         dataset = HashedDataset(parts.dataset, digests)
-        changes |= {"dataset": dataset, "collate_fn": list, "sampler": None, "batch_sampler": pairs}
+        changes |= {"dataset": dataset, "collate_fn": list, "sampler": None, "batch_sampler": chain(pairs, more)}
     elif workload.kind == "iterable":
         collate = parts.collate_fn or (default_collate if parts.batched else default_convert)
         changes["collate_fn"] = partial(record_batch, collate)
@@ -251,6 +253,7 @@ def project_growth(samples: int | None, readings: Sequence[tuple[int, int]]) -> 
 
 def describe_kept(samples: int | None, readings: Sequence[tuple[int, int]]) -> str | None:
     """Return a note if workers may keep what they load; `readings` are samples so far, and bytes allocated by then."""
+    readings = readings[-MIN_READINGS:]  # at first, workers use memory that they have inherited
     if len(readings) < MIN_READINGS or readings[-1][1] - readings[0][1] < MIN_GROWTH_BYTES:
         return None
     kept = project_growth(samples, readings)

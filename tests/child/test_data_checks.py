@@ -306,6 +306,8 @@ def test_workers_that_keep_what_they_load_are_noted(keeps: bool, monkeypatch: py
     ("samples", "mib", "is_noted"),
     [
         (10**6, [0, 10, 20, 30, 40], True),
+        (10**6, [5, 5, 0, 10, 20, 30, 40], True),  # memory that was inherited is used first
+        (10**6, [0, 10, 20, 30, 40, 40], False),  # a cache that is full
         (10**6, [0, 10, 20, 15, 40], False),  # it comes and goes
         (10**6, [0, 40, 40, 40, 40], False),  # once, such as the buffers of a decoder
         (10**6, [0, 10, 20, 30], False),
