@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice, pairwise
@@ -168,7 +168,8 @@ def _differ_here(workload: LoadedWorkload, indices: Sequence[int], digests: Mapp
 
 
 def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: Observation) -> None:
-    is_growing, first = workload.forks_workers and workload.own_bytes >= MIN_NOTED_BYTES, (0, 0)
+    is_copying = is_growing = workload.forks_workers and workload.own_bytes >= MIN_NOTED_BYTES
+    first = (0, 0)  # samples and memory after the first batches
     goal = len(digests) or DUPLICATED_RATIO * (workload.sample_counts.samples or 0)
     loader = _build_watched_loader(workload, digests)
     batches = iter(loader)
@@ -189,14 +190,16 @@ def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: O
         if number == MIN_BATCHES - 2:
             seen.memory_bytes = measure_pss(pids[:1])
         if number == MIN_BATCHES:
-            first = seen.samples, read_allocated_bytes(pids)
+            first = seen.samples, count_allocated_bytes(map(read_smaps, pids))
         if now > next_reading:
-            seen.copied.append((seen.samples, read_copied_bytes(pids)))
-            seen.allocated.append((seen.samples, read_allocated_bytes(pids)))
+            sizes = list(map(read_smaps, pids))
+            if is_copying:
+                seen.copied.append((seen.samples, count_copied_bytes(sizes)))
+            seen.allocated.append((seen.samples, count_allocated_bytes(sizes)))
             next_reading = now + MEMORY_INTERVAL_SECONDS
         is_enough = number >= MIN_BATCHES and seen.samples > goal
         if is_enough and not is_growing:
-            readings = [first, (seen.samples, read_allocated_bytes(pids))]
+            readings = [first, (seen.samples, count_allocated_bytes(map(read_smaps, pids)))]
             is_growing = project_growth(workload.expected_samples, readings) >= MIN_UNEXPLAINED_BYTES
         if now > deadline or (is_enough and not is_growing):
             return
@@ -235,14 +238,14 @@ def has_equal_batches(batches: Sequence[list[torch.Tensor]]) -> bool:
     return are_equal(first, second) and are_equal(third, fourth) and not are_equal(first, third)
 
 
-def read_copied_bytes(pids: Sequence[int]) -> int:
+def count_copied_bytes(sizes: Iterable[Mapping[str, int]]) -> int:
     """Return how much memory forked processes copied: pages that are private and not new; differences count."""
-    return sum(size["Private_Dirty"] - size["Anonymous"] for size in map(read_smaps, pids))
+    return sum(size["Private_Dirty"] - size["Anonymous"] for size in sizes)
 
 
-def read_allocated_bytes(pids: Sequence[int]) -> int:
+def count_allocated_bytes(sizes: Iterable[Mapping[str, int]]) -> int:
     """Return the memory that processes have allocated, or have inherited; differences count."""
-    return sum(read_smaps(pid)["Anonymous"] for pid in pids)
+    return sum(size["Anonymous"] for size in sizes)
 
 
 def project_growth(samples: int | None, readings: Sequence[tuple[int, int]]) -> float:
@@ -254,15 +257,19 @@ def project_growth(samples: int | None, readings: Sequence[tuple[int, int]]) -> 
 def describe_kept(samples: int | None, readings: Sequence[tuple[int, int]]) -> str | None:
     """Return a note if workers may keep what they load; `readings` are samples so far, and bytes allocated by then."""
     readings = readings[-MIN_READINGS:]  # at first, workers use memory that they have inherited
-    if len(readings) < MIN_READINGS or readings[-1][1] - readings[0][1] < MIN_GROWTH_BYTES:
+    if len(readings) < MIN_READINGS:
         return None
-    kept = project_growth(samples, readings)
-    if kept < MIN_UNEXPLAINED_BYTES or any(after <= before for (_, before), (_, after) in pairwise(readings)):
+    grown, kept = readings[-1][1] - readings[0][1], project_growth(samples, readings)
+    if (
+        grown < MIN_GROWTH_BYTES
+        or kept < MIN_UNEXPLAINED_BYTES
+        or any(after <= before for (_, before), (_, after) in pairwise(readings))
+    ):
         return None
     return (
-        f"The memory of the workers grew by {format_bytes(readings[-1][1] - readings[0][1])} in "
-        f"{readings[-1][0] - readings[0][0]:,} samples. If it goes on, an epoch adds {format_bytes(kept)}, which short "
-        "trials do not show. If the dataset keeps samples in a cache, limit its size."
+        f"The memory of the workers grew by {format_bytes(grown)} in {readings[-1][0] - readings[0][0]:,} samples. If "
+        f"it goes on, an epoch adds {format_bytes(kept)}, which short trials do not show. If the dataset keeps samples "
+        "in a cache, limit its size."
     )
 
 

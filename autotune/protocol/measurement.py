@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,6 +24,7 @@ TrialStatus = Literal[
 StopReason = Literal["done", "precise", "pruned", "time"]
 
 CODE_FAILURES: Final[tuple[TrialStatus, ...]] = ("workload_failed", "crashed", "stalled")
+CLOCK_SECONDS: Final = 2e-6  # times of batches are rounded
 MIN_EPOCH_SECONDS: Final = 1e-9
 
 
@@ -35,6 +37,16 @@ class EpochTrace(FrozenModel):
     samples: Count
     closed_after: Count | None  # batches consumed when the sampler was closed; None for a whole epoch
     batch_waits: tuple[Seconds, ...] = ()  # for each batch; empty if unknown
+
+    @model_validator(mode="after")
+    def _check_times(self) -> Self:
+        if any(before > after for before, after in pairwise(self.batch_seconds)):
+            raise ValueError("the times of batches must ascend")
+        if self.batch_seconds and self.end_seconds + CLOCK_SECONDS < self.batch_seconds[-1]:
+            raise ValueError("an epoch cannot end before its last batch")
+        if self.closed_after is not None and self.closed_after > self.batches:
+            raise ValueError("an epoch cannot be closed after more batches than it has")
+        return self
 
     @property
     def batches(self) -> int:

@@ -19,15 +19,16 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sequential
 from autotune.child.data_checks import (
     DUPLICATES,
     check_workers,
+    count_copied_bytes,
     describe_growth,
     describe_kept,
-    read_copied_bytes,
     watch_worker,
 )
 from autotune.child.sample_reader import SampleReader
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import Workload
+from autotune.system.procfs import read_smaps
 from tests.builders import MIB, make_workload
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -213,10 +214,10 @@ def test_a_page_that_a_forked_process_writes_to_is_copied_and_one_that_it_alloca
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        before = read_copied_bytes([os.getpid()])
+        before = count_copied_bytes([read_smaps("self")])
         inherited[::page] = b"y" * len(inherited[::page])
         allocated = bytearray(b"z" * 128 * MIB)
-        os.write(writer, str(read_copied_bytes([os.getpid()]) - before).encode())
+        os.write(writer, str(count_copied_bytes([read_smaps("self")]) - before).encode())
         os._exit(len(allocated) == 0)
     os.waitpid(child, 0)
     assert 60 * MIB < int(os.read(reader, 100)) < 70 * MIB

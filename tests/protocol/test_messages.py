@@ -90,6 +90,9 @@ def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"batch_seconds": (0.2, 0.1)}, "must ascend"),
+        ({"end_seconds": 0.1}, "before its last batch"),
+        ({"closed_after": 3}, "more batches than it has"),
         ({"end_seconds": 1e10}, "less than or equal to"),
         ({"wait_seconds": float("nan")}, "less than or equal to"),
         ({"samples": 2**63}, "less than or equal to"),
