@@ -260,11 +260,8 @@ def describe_kept(samples: int | None, readings: Sequence[tuple[int, int]]) -> s
     if len(readings) < MIN_READINGS:
         return None
     grown, kept = readings[-1][1] - readings[0][1], project_growth(samples, readings)
-    if (
-        grown < MIN_GROWTH_BYTES
-        or kept < MIN_UNEXPLAINED_BYTES
-        or any(after <= before for (_, before), (_, after) in pairwise(readings))
-    ):
+    is_steady = all(before < after for (_, before), (_, after) in pairwise(readings))
+    if not is_steady or grown < MIN_GROWTH_BYTES or kept < MIN_UNEXPLAINED_BYTES:
         return None
     return (
         f"The memory of the workers grew by {format_bytes(grown)} in {readings[-1][0] - readings[0][0]:,} samples. If "

@@ -97,10 +97,11 @@ class Windows:
             return None
         start = self._start or self._total
         window = self._total.since(start)
-        is_long = self._is_long(window)
-        self._start = self._total if is_long else start
-        self._pauses *= not is_long
-        return window if is_long else None
+        if not self._is_long(window):
+            self._start = start
+            return None
+        self._start, self._pauses = self._total, 0
+        return window
 
     def discard(self) -> None:
         """Discard the window so far, in which the workers are not those of the next batches."""

@@ -40,8 +40,8 @@ class LinearCost(FrozenModel):
     def fit(cls, points: Sequence[tuple[float, float]], *, is_upper_bound: bool = False) -> Self:
         """Fit the costs measured at some sizes; an upper bound is at least each of them."""
         fixed, slope = _fit_line(points)
-        excess = max(found - (fixed + slope * size) for size, found in points)
-        return cls(fixed=fixed + max(0.0, excess) * is_upper_bound, per_item=slope)
+        lift = max(found - (fixed + slope * size) for size, found in points) if is_upper_bound else 0.0
+        return cls(fixed=fixed + max(0.0, lift), per_item=slope)
 
     def at(self, size: int) -> float:
         """Return the cost of `size` items."""

@@ -26,7 +26,7 @@ from autotune.runner import diagnosis
 from autotune.runner.diagnosis import Reply, TrialFailure
 from autotune.runner.hangs import find_blocking, read_all_stacks
 from autotune.runner.resources import Limits, ResourceMonitor
-from autotune.runner.supervisor_client import SupervisorClient
+from autotune.runner.supervisor_client import SupervisorClient, select_torch_variables
 from autotune.system.procfs import PROC, STACKS_FILE, read_text, remove_folder, signal_all
 from autotune.system.signals import raise_lost_interrupt
 from autotune.units import format_seconds
@@ -222,7 +222,7 @@ class TrialRunner:
         reply = self._give(command, "main", self._stall_seconds * MAX_PROBE_STALLS)
         if isinstance(reply, ProbeReport):
             self._profile = reply.profile
-            if any(name.startswith("TORCH") for name in reply.environment):
+            if select_torch_variables(reply.environment):
                 self.close()
                 self._supervisor.close()  # what they have imported of torch did not read these variables
             self._supervisor.import_once(reply.libraries, reply.environment)

@@ -100,7 +100,7 @@ class SupervisorClient:
         user = re.sub(r'[\\/:*?"<>|]', "_", user)  # as torch names the folder
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), f"torchinductor_{user}"))}
         threads = {"OMP_NUM_THREADS": "1"} if self._processes > 1 else {}  # as under torchrun
-        own = {name: value for name, value in self._environment.items() if name.startswith("TORCH")}
+        own = select_torch_variables(self._environment)
         return {**caches, **threads, **os.environ, **own, TRIAL_VARIABLE: ""}
 
     def start(self, connection: int, working_dir: str) -> tuple[int, Path]:
@@ -189,6 +189,11 @@ class SupervisorClient:
         if was_killed and self._trial is not None:
             kill_session(self._trial)
         self._trial = None
+
+
+def select_torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that torch may read when it is imported."""
+    return {name: value for name, value in environment.items() if name.startswith("TORCH")}
 
 
 def kill_session(session: int) -> None:

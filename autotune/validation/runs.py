@@ -113,8 +113,8 @@ def _plan_next_run(
     is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
     near = [one for one in (baseline, *needed) if one.rate >= NEAR_LEADER_RATIO * leader.rate]
     alternative = comparison.find_alternative(plan, best, needed)
-    is_far_behind = len(baseline.rates) == 1 and best.rate > FAR_AHEAD_SPEEDUP * baseline.rate
-    is_far_behind = is_far_behind and comparison.is_faster(best, baseline)  # its own runs may differ by as much
+    is_ahead = best.rate > FAR_AHEAD_SPEEDUP * baseline.rate and comparison.is_faster(best, baseline)
+    is_far_behind = len(baseline.rates) == 1 and is_ahead
     active = list[CandidateRuns]()
     if runs < MIN_RUNS:
         active = candidates if is_far_behind else [baseline, *candidates]

@@ -49,6 +49,12 @@ class Run:
             self.returned_at = self.now
             self.now += seconds
 
+    def train_in_periods(self, periods: int, steps: int, seconds: float) -> None:
+        """Train in periods of some steps, and pause for 0.8 s after each."""
+        for _ in range(periods):
+            self.train(steps, seconds)
+            self.now += 0.8
+
     def ask(self) -> None:
         """Ask for a batch, or for the end of the epoch."""
         epoch: Any = self
@@ -156,9 +162,7 @@ def test_pauses_of_different_windows_of_short_epochs_do_not_recur(run: Run) -> N
 @pytest.mark.parametrize("steps", [10, 20, 100])
 def test_frequent_pauses_of_the_training_do_not_count_on_a_cpu(steps: int, run: Run) -> None:
     run.begin()
-    for _ in range(400 // steps):
-        run.train(steps, seconds=0.02)
-        run.now += 0.8
+    run.train_in_periods(400 // steps, steps, seconds=0.02)
     assert run.found
     assert [window.rate for window in run.found] == pytest.approx([50.0] * len(run.found), rel=0.02)
 
@@ -166,9 +170,7 @@ def test_frequent_pauses_of_the_training_do_not_count_on_a_cpu(steps: int, run: 
 @pytest.mark.usefixtures("on_gpu")
 def test_the_pauses_of_a_device_that_is_many_steps_behind_count(run: Run) -> None:
     run.begin()
-    for _ in range(40):
-        run.train(20, seconds=0.01)
-        run.now += 0.8
+    run.train_in_periods(40, 20, seconds=0.01)
     assert run.found
     assert [window.rate for window in run.found[1:]] == pytest.approx([20.0] * (len(run.found) - 1), rel=0.05)
 
@@ -193,9 +195,7 @@ def test_a_pause_is_one_however_long_the_training_waits_for_batches(run: Run) ->
 def test_windows_with_recurring_pauses_are_not_compared_with_those_without(run: Run) -> None:
     run.controller.windows[OWN] = run.controller.windows[WorkerSettings(1, 2)] = Window(batches=100, seconds=1.0)
     run.begin()
-    for _ in range(4):
-        run.train(20, seconds=0.01)
-        run.now += 0.8
+    run.train_in_periods(4, 20, seconds=0.01)
     assert run.controller.windows == {}
     assert run.controller.settings == OWN
 
@@ -203,14 +203,10 @@ def test_windows_with_recurring_pauses_are_not_compared_with_those_without(run: 
 @pytest.mark.usefixtures("on_gpu")
 def test_pauses_that_recur_no_more_are_left_out_for_good(run: Run) -> None:
     run.begin()
-    for _ in range(10):
-        run.train(20, seconds=0.01)
-        run.now += 0.8
+    run.train_in_periods(10, 20, seconds=0.01)
     run.train(2000, seconds=0.01)
     del run.found[:]
-    for _ in range(10):
-        run.train(20, seconds=0.01)
-        run.now += 0.8
+    run.train_in_periods(10, 20, seconds=0.01)
     run.train(200, seconds=0.01)
     assert [window.rate for window in run.found] == pytest.approx([100.0] * len(run.found), rel=0.1)
 
@@ -218,10 +214,9 @@ def test_pauses_that_recur_no_more_are_left_out_for_good(run: Run) -> None:
 @pytest.mark.usefixtures("on_gpu")
 def test_after_convergence_a_window_ends_with_a_recurring_pause_too(run: Run) -> None:
     run.begin()
-    for count in range(200):
-        run.controller.has_converged = count > 20
-        run.train(20, seconds=0.01)
-        run.now += 0.8
+    run.train_in_periods(21, 20, seconds=0.01)
+    run.controller.has_converged = True
+    run.train_in_periods(179, 20, seconds=0.01)
     assert run.found[-1].seconds > 29.0
     assert [window.rate for window in run.found[1:]] == pytest.approx([20.0] * (len(run.found) - 1), rel=0.05)
 
