@@ -186,7 +186,10 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_others: bool = False
     if is_empty and tuned:
         yield f"{place if len(tuned) == 1 else f'{len(tuned)} loaders'}: too few batches to choose the workers."
     elif is_empty and not has_others:
-        yield "nothing to tune: this process iterated over no DataLoader of PyTorch."
+        yield (
+            "nothing to tune: this process iterated over no DataLoader of PyTorch, or only over classes with an "
+            "__iter__ of their own, such as StatefulDataLoader."
+        )
 
 
 def _describe_change(state: Autopilot) -> str:

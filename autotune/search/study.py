@@ -76,9 +76,11 @@ def quiet_logs() -> Iterator[None]:
 
 
 def check_study(request: TuningRequest) -> None:
-    """Raise StudyError if the storage cannot be opened, UsageError if the sampler needs a package that is missing."""
+    """Raise StudyError if the storage cannot be opened, UsageError if there is none for a name, or scipy is missing."""
     if request.sampler == "gp" and importlib.util.find_spec("scipy") is None:
         raise UsageError("--sampler gp needs scipy: pip install scipy.")
+    if request.study_name is not None and request.storage is None:
+        raise UsageError("--study-name names a study in a storage: give its URL or file with --storage.")
     with quiet_logs(), explain_errors(request, "opened"):
         open_storage(request.storage)
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +114,11 @@ IN_BACKGROUND = ["sh", "-c", 'trap "" INT && exec "$@"', "sh", *SEARCH]  # as a 
 def test_an_interrupted_run_writes_the_best_so_far(command: list[str], interrupt: Any, workdir: Path) -> None:
     with started(command) as process:
         assert process.stderr is not None
-        rows = (line for line in process.stderr if re.match(r" +\d+ ", line))
-        assert [next(rows) for _ in range(3)]
+        rows = list(islice((line for line in process.stderr if re.match(r" +\d+ ", line)), 3))
         interrupt(process.pid)
         _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130, stderr
+    assert (workdir / "dltune.json").exists(), "".join([*rows, stderr])
     (profile,) = json.loads((workdir / "dltune.json").read_text())["profiles"]
     assert not profile["is_complete"]
     assert len(profile["search"]["trials"]) >= 3

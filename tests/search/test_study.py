@@ -138,6 +138,11 @@ def test_a_storage_that_cannot_be_opened_is_one_clear_sentence(workdir: Path, ur
     assert "\n" not in str(caught.value)
 
 
+def test_a_name_of_a_study_needs_a_storage() -> None:
+    with pytest.raises(UsageError, match=r"--study-name names a study in a storage: .* --storage"):
+        check_study(make_request(study_name="mine"))
+
+
 def test_a_storage_that_fails_during_the_run_ends_the_search_with_the_trials_so_far() -> None:
     def break_third(config: LoaderConfig) -> float:
         if len(measure.configs) == 3:
