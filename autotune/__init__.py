@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from autotune.profiles.load import TunedLoader, load
     from autotune.profiles.schema import TunedFile, TunedProfile
     from autotune.profiles.shared_list import shared
-    from autotune.request import TuningRequest, Workload, WorkloadRequest
+    from autotune.request import TuningRequest, ValueRange, Workload, WorkloadRequest
     from autotune.tuning import TuningResult, tune
 
     __version__: str
 
 __all__ = ["__version__", "autopilot", "check", "device_prefetch", "export", "load", "shared", "tune", "watch"]
 __all__ += ["CheckResult", "Export", "LoaderConfig", "TunedFile", "TunedLoader", "TunedProfile", "TuningResult"]
-__all__ += ["TuningRequest", "Workload", "WorkloadRequest"]
+__all__ += ["TuningRequest", "ValueRange", "Workload", "WorkloadRequest"]
 __all__ += ["DltuneError", "NoFeasibleConfigError", "OutputError", "ProfileError", "ResultNotSavedError", "StudyError"]
 __all__ += ["TrialError", "UsageError", "WorkloadError"]
 
@@ -50,7 +50,7 @@ _MODULES: Final = {
     "profiles.load": ("TunedLoader", "load"),
     "profiles.schema": ("TunedFile", "TunedProfile"),
     "profiles.shared_list": ("shared",),
-    "request": ("TuningRequest", "Workload", "WorkloadRequest"),
+    "request": ("TuningRequest", "ValueRange", "Workload", "WorkloadRequest"),
     "tuning": ("TuningResult", "tune"),
 }
 

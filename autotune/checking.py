@@ -98,11 +98,13 @@ def check(
         progress: Receives the events of the measurement.
 
     Raises:
-        UsageError: `quick` without the workload.
+        UsageError: `quick` without the workload, or an age that is not positive.
         ProfileError: The file is not valid, or has no such profile.
     """
     if quick and not with_workload:
         raise UsageError("A quick check measures the workload: it cannot be combined with --no-workload.")
+    if max_age_seconds is not None and not max_age_seconds > 0:
+        raise UsageError(f"max_age_seconds={max_age_seconds:g} must be longer than zero.")
     file, progress, machine = Path(path), progress or ProgressListener(), read_machine()
     chosen = select_profile(file, profile, machine)
     age = compare_age(chosen.created_at, datetime.now(UTC), max_age_seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import site
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -151,9 +152,12 @@ class TuningRequest(FrozenModel):
 
 
 def explain_invalid(error: ValidationError) -> tuple[list[str], str]:
-    """Return the path of the first invalid field, and the reason without the full stop."""
+    """Return the path of the first invalid field, and the reason with the value, without the full stop."""
     problem = error.errors(include_url=False)[0]
-    return [str(part) for part in problem["loc"]], problem["msg"].removeprefix("Value error, ")
+    reason, given = problem["msg"].removeprefix("Value error, "), problem["input"]
+    if reason.startswith("Input should be") and isinstance(given, int | float | str):
+        reason += f", not {given!r:.40}"
+    return [part for part in map(str, problem["loc"]) if not part.startswith(("[", "function-"))], reason
 
 
 def split_import_string(text: str) -> tuple[str, str] | None:
@@ -178,30 +182,31 @@ def check_import_string(option: str, text: str) -> None:
     raise UsageError(f"{option} {text}: not of the form package.module:attribute or file.py:attribute.{hint}")
 
 
-def find_import_string(value: object) -> str:
-    """Return the import string of an object; raise UsageError if it is no module-level name of a file."""
+def find_import_string(value: object, option: str = "") -> str:
+    """Return the import string of an object, the value of an option or the one to tune; raise UsageError if none."""
     qualified = getattr(value, "__qualname__", None) if callable(value) else None
     home = sys.modules.get(getattr(value, "__module__", None) or "")
     if qualified is not None and home is not None:  # a function or class; a lambda or a local one has no name
         found = [(home, qualified)] if "<" not in qualified else []
     elif value is None or isinstance(value, int | float | str | bytes):  # which many modules have by chance
-        raise UsageError(f"tune() needs a function, a dataset or a loader; it got {value!r}.")
+        hint = " Give an import string in a TuningRequest." if isinstance(value, str) and ":" in value else ""
+        raise UsageError(f"tune() needs a function, a dataset or a loader; it got {value!r}.{hint}")
     else:
         modules = [one for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
         held = ((module, name) for module in modules for name, one in list(vars(module).items()) if one is value)
         found = sorted((one for one in held if one[1] != "_"), key=lambda one: one[0].__name__ == "__main__")
     if not found:
+        name = "make_step" if option == "step=" else "make_loader"
+        subject, call = (f"{option}: this", f"..., {option}{name}") if option else ("This", name)
         raise UsageError(
-            f"This {type(value).__name__} is not a module-level name, so a trial cannot import it. Define a function "
-            "at module level with def make_loader(): ..., and pass that: tune(make_loader)."
+            f"{subject} {type(value).__name__} is not a module-level name, so a trial cannot import it. Define a "
+            f"function at module level with def {name}(): ..., and pass that: tune({call})."
         )
     module, name = found[0]
-    file, main = (getattr(one, "__file__", None) for one in (module, sys.modules["__main__"]))
+    file = getattr(module, "__file__", None)
     if module.__name__ != "__main__":
-        if file is not None and main is not None and "." not in module.__name__:
-            folder = Path(file).resolve().parent
-            if folder == Path(main).resolve().parent and folder != Path.cwd().resolve():
-                return f"{os.path.relpath(file)}:{name}"  # only the folder of the script makes the module importable
+        if file is not None and "." not in module.__name__ and _is_added_path(Path(file).resolve().parent):
+            return f"{os.path.relpath(file)}:{name}"
         return f"{module.__name__}:{name}"
     if file is None or not Path(file).is_file():
         raise UsageError(
@@ -213,3 +218,15 @@ def find_import_string(value: object) -> str:
     if spec is not None and spec.name:  # python -m
         return f"{spec.name.removesuffix('.__main__')}:{name}"
     return f"{os.path.relpath(file)}:{name}"
+
+
+def _is_added_path(folder: Path) -> bool:
+    """Return whether only this process imports from a folder: that of the script, or one added to `sys.path`."""
+    common = [".", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    installed = (sys.prefix, sys.base_prefix, site.getusersitepackages())
+    is_added = folder in map(_resolve, sys.path) and folder not in map(_resolve, common)
+    return is_added and not any(folder.is_relative_to(_resolve(one)) for one in installed)
+
+
+def _resolve(path: str) -> Path:
+    return Path(path).resolve()

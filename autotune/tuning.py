@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -25,11 +26,12 @@ from autotune.runner.supervisor_client import SupervisorClient
 from autotune.search.loop import Search, SearchOutcome
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
-from autotune.settings import SETTINGS
+from autotune.settings import SETTINGS, format_arguments
 from autotune.system.machine import MachineProfile, read_machine
 from autotune.system.procfs import TRIAL_VARIABLE
 from autotune.system.signals import defer_interrupts
 from autotune.time_budget import TimeBudget
+from autotune.units import format_rate
 from autotune.validation.candidate_runs import CandidateRuns
 from autotune.validation.decision import select_candidates
 from autotune.validation.noise import NoiseMonitor
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TuningResult:
     """The saved profile, the plan and all trials of a run; `profile` holds the best so far if it was interrupted."""
 
@@ -48,6 +50,18 @@ class TuningResult:
     plan: Plan
     records: tuple[TrialRecord, ...]
     interrupted: bool = False
+
+    def __repr__(self) -> str:
+        found = f"{format_arguments(self.profile.config)}; {format_rate(self.profile.result.samples_per_second)}"
+        return f"TuningResult({found}, {len(self.records)} trials{', interrupted' * self.interrupted})"
+
+
+class WarningListener(ProgressListener):
+    """Shows warnings of a run as Python's."""
+
+    def show_warning(self, sentence: str) -> None:
+        """Warn the user of `tune`."""
+        warnings.warn(sentence, stacklevel=2)
 
 
 def tune(
@@ -73,7 +87,7 @@ def tune(
         run_trial: Measures one configuration; None runs trials in child processes.
         machine: The machine; None reads it.
         workload: Profile of the workload; None measures it in a child process.
-        progress: Receives the events of the run.
+        progress: Receives the events of the run; None shows only warnings, as Python does.
         earlier: A validated profile, whose best configurations are tried first; None looks for one in the tuned file.
         time_budget: Divides the time that the request allows; None starts with this call.
         supervisor: Starts the processes of trials; None makes one.
@@ -84,7 +98,7 @@ def tune(
         KeyboardInterrupt: Interrupted before any configuration was measured.
     """
     request = request_from_object(request, options)
-    time_budget, progress = time_budget or TimeBudget(request), progress or ProgressListener()
+    time_budget, progress = time_budget or TimeBudget(request), progress or WarningListener()
     check_request(request)
     with TrialRunner(request.workload, request.stall_seconds, progress, supervisor) as runner:
         plan = prepare_run(request, machine or read_machine(), workload, runner, time_budget)
@@ -99,7 +113,14 @@ def tune(
             choose = partial(select_candidates, plan, found.records, found.model)
             surrogate = found.model.surrogate
             validation = validate(plan, choose, measure, progress, monitor, time_budget.allows_runs, surrogate)
-        return _save(plan, found, validation, time_budget, runner)
+        result = _save(plan, found, validation, time_budget, runner)
+    if isinstance(progress, WarningListener):
+        for sentence in (
+            *result.profile.result.warnings,
+            *["Interrupted: the result is the best so far."] * result.interrupted,
+        ):
+            progress.show_warning(sentence)
+    return result
 
 
 def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest:
@@ -112,7 +133,7 @@ def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest
         raise UsageError(f"tune(..., {min(given)}=...): pass the function, dataset or loader as the first argument.")
     if TRIAL_VARIABLE in os.environ:
         raise UsageError('A trial imported a module that calls tune(): put the call under if __name__ == "__main__".')
-    named = {name: find_import_string(one) if callable(one) else one for name, one in options.items()}
+    named = {name: find_import_string(one, f"{name}=") if callable(one) else one for name, one in options.items()}
     workload = {name: named.pop(name) for name in options if name in WorkloadRequest.model_fields}
     try:
         return TuningRequest(workload=WorkloadRequest(dataset=find_import_string(value), **workload), **named)

@@ -26,7 +26,7 @@ def _split_quantity(text: str, units: dict[str, float] | dict[str, int], example
 
 def parse_seconds(text: str) -> float:
     """Parse a positive duration in `us`, `ms`, `s` (the default), `m`, `h` or `d`; return seconds."""
-    seconds = _split_quantity(text, SECOND_UNITS, "35ms, 3s or 10m")
+    seconds = _split_quantity(text, SECOND_UNITS, "35ms, 3s, 10m or 30d")
     if seconds <= 0:
         raise ValueError(f"{text!r} must be longer than zero")
     return seconds

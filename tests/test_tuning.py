@@ -91,7 +91,7 @@ MACHINE = make_machine(affinity_cpus=2)
 def run(
     bench: Callable[[TrialRequest], TrialResult], request: TuningRequest | None = None, **parts: Any
 ) -> TuningResult:
-    usual: dict[str, Any] = {"machine": MACHINE, "workload": waiting_workload()}
+    usual: dict[str, Any] = {"machine": MACHINE, "workload": waiting_workload(), "progress": ProgressListener()}
     return tune(request or make_request(), run_trial=bench, **usual | parts)
 
 

@@ -117,6 +117,8 @@ def rebuild_by_constructor(
     if not methods:
         return None
     name = f"{cls.__module__}.{cls.__qualname__}"
+    if hasattr(cls, "autopilot_options"):
+        raise UsageError(f"{source} returned a loader that autotune.autopilot tunes: return the loader itself.")
     arguments = _find_arguments(made)
     if arguments is None:
         raise UsageError(

@@ -143,6 +143,7 @@ def profile_workload(
         shards=next((n for n in shards if type(n) is int and n > 0 and workload.kind == "iterable"), None),
         baseline=workload.baseline,
         is_from_data_module=workload.owner is not None,
+        prepared_by=workload.prepared_by,
         loader_class=None if own is None else own.name,
         fixed_settings=dict(workload.fixed),
         loader_decides=() if own is None else tuple(own.fixed),

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Literal, cast, get_args
 
 from torch.multiprocessing import get_sharing_strategy
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from autotune.child.custom_loaders import (
@@ -38,6 +38,7 @@ from autotune.child.sample_counts import SampleCountTracker, count_samples
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
 from autotune.profiles.loaders import WITHOUT_WORKERS, list_parameters, takes
+from autotune.profiles.schema import Preparer
 from autotune.request import Workload, WorkloadRequest, split_import_string
 from autotune.settings import SETTINGS, SettingName, config_from_values
 from autotune.system.procfs import read_smaps
@@ -52,6 +53,7 @@ class LoadedWorkload:
     sample_counts: SampleCountTracker = dataclasses.field(default_factory=SampleCountTracker, compare=False)
     own: CustomLoader | None = None  # how a custom loader is made and measured; None for a plain DataLoader
     owner: Any = None  # the data module that returned the loader; it may own the files that the dataset reads
+    prepared_by: Preparer | None = None  # what made the loader that the factory returned
     note: str | None = None  # what is measured, if that is not a plain DataLoader
     inherited_bytes: int = 0  # memory of this process before the user's code was imported
 
@@ -271,16 +273,18 @@ def wrap_dataset(made: Any, source: str, ends: bool | None = None) -> LoadedWork
         parts = made if isinstance(made, Workload) else Workload(dataset=made)
         _check_dataset(parts, source)
         return LoadedWorkload(parts)
-    note = None
+    note: str | None = None
+    prepared_by: Preparer | None = None
     while isinstance(inner := vars(made).get("base_dataloader"), DataLoader):  # of accelerate's DataLoaderShard
         outer = describe(made).removeprefix("a ")
         made, note = inner, note or f"Trials measure the DataLoader inside {outer}, which starts the workers and loads."
+        prepared_by = "transformers" if "transformers.trainer" in sys.modules else "accelerate"
     parts, baseline = _take_apart(made)
     own = rebuild_by_constructor(made, baseline, source, ends)
     if own is not None:  # its class may wrap its worker_init_fn, and does so again
         parts = dataclasses.replace(parts, worker_init_fn=own.arguments.get("worker_init_fn"))
         note = note or own.describe()
-    return LoadedWorkload(parts, baseline, own=own, note=note)
+    return LoadedWorkload(parts, baseline, own=own, prepared_by=prepared_by, note=note)
 
 
 def _check_dataset(parts: Workload, source: str) -> None:
@@ -363,18 +367,23 @@ def list_splits(made: Any) -> dict[str, Any]:
 
 def _take_apart(loader: DataLoader[Any]) -> tuple[Workload, LoaderConfig]:
     """Return the arguments of a loader that are not searched, and its settings."""
-    has_batches = loader.batch_size is None and loader.batch_sampler is not None
+    given: Any = loader
+    if loader.batch_size is None and type(loader.batch_sampler) is BatchSampler:  # as accelerate makes it
+        given = loader.batch_sampler
+    has_batches = given.batch_size is None and loader.batch_sampler is not None
     method = getattr(loader.multiprocessing_context, "get_start_method", lambda: None)()
     method = method if method in get_args(StartMethod) else None  # a context may have no processes
-    names = ("dataset", "collate_fn", "worker_init_fn", "generator", "drop_last", "timeout")
+    names = ("dataset", "collate_fn", "worker_init_fn", "generator", "timeout")
     parts = Workload(
         **{name: getattr(loader, name) for name in names},
-        sampler=None if has_batches or isinstance(loader.dataset, IterableDataset) else loader.sampler,
+        drop_last=given.drop_last,
+        sampler=None if has_batches or isinstance(loader.dataset, IterableDataset) else given.sampler,
         batch_sampler=loader.batch_sampler if has_batches else None,
         batched=loader.batch_sampler is not None or loader.batch_size is not None,
         multiprocessing_context=method,
     )
     values = {name: getattr(loader, name) for name in DataLoaderSettings.model_fields}
+    values["batch_size"] = given.batch_size
     values |= {} if loader.num_workers else WITHOUT_WORKERS
     strategy = cast("SharingStrategy", get_sharing_strategy())
     process = ProcessSettings(sharing_strategy=strategy, multiprocessing_context=method)

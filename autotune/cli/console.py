@@ -75,6 +75,11 @@ def exit_on_error(exit_code: int | None = None, interrupted: str = "Interrupted.
     except KeyboardInterrupt:
         print_error(interrupted)
         sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        if exit_code is None:
+            raise  # click exits with 1, which may be a result of this command
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # flushing the rest at exit would fail again
+        sys.exit(exit_code)
 
 
 def print_error(text: str) -> None:

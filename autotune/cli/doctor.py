@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from json import dumps
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 
 from autotune.cli.console import exit_on_error, print_result
 from autotune.cli.options import epilog, option
+from autotune.system.software import MAX_TMPDIR_BYTES, find_tmpdir
 from autotune.units import format_bytes
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ MIN_SHM_BYTES: Final = 256 * 2**20  # a container's usual 64 MiB holds two batch
 MIN_MEMORY_BYTES: Final = 2**30  # a training process holds a third of it before its first batch
 MIN_OPEN_FILES: Final = 4096  # 1,024 is a usual soft limit: about 60 workers, or a few hundred tensors in flight
 MAX_THROTTLED_SHARE: Final = 0.01  # of periods; starting workers alone uses up fewer
-MAX_TMPDIR_BYTES: Final = 73  # the names of sockets, of at most 107, have 32 more, or 34 with file_system
 WHOLE_CPUS: Final = (
     "a used-up quota stops all workers at once: request whole CPUs (docker --cpuset-cpus, Slurm --cpus-per-task, "
     "Kubernetes' static CPU manager) or a larger quota (docker --cpus, limits.cpu), and tune under training's quota"
@@ -69,7 +68,7 @@ def doctor(json: bool) -> None:
         found = [
             *check_machine(read_machine(), read_cpu_throttling()),
             *check_python(read_torch(), read_gpus(), read_start_method_in_force()),
-            *check_folders(_find_temporary_folder(), Path.cwd()),
+            *check_folders(find_tmpdir(), Path.cwd()),
             check_packages([str(Path.cwd()), *sys.path], packages_distributions().get("autotune", ())),
         ]
         arrow = f"\n{'':<27} -> "
@@ -118,13 +117,6 @@ def check_python(torch: TorchVersion | None, gpus: tuple[str, ...], start_method
         yield _warn("torch", version, build, is_bad=gpus and torch.cuda is None)
     method = f"{start_method}, the default of Python {platform.python_version()} on {platform.system()}"
     yield _warn("start method", method, SLOW_WORKERS, is_bad=start_method != "fork")
-
-
-def _find_temporary_folder() -> str:
-    try:
-        return tempfile.gettempdir()
-    except OSError:
-        return ""
 
 
 def check_folders(temporary: str, here: Path) -> Iterator[Finding]:

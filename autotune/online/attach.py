@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.errors import UsageError
 from autotune.online.autopilot import Autopilot, Options, Stats
-from autotune.system.software import read_start_method_in_force
+from autotune.system.software import MAX_TMPDIR_BYTES, find_tmpdir, read_start_method_in_force
 
 Target = TypeVar("Target")
 SWITCH: Final = "DLTUNE_AUTOPILOT"
@@ -41,7 +41,7 @@ def _iterate(loader: Any) -> Iterator[Any]:
 
 def autopilot(
     target: Target,
-    profile: str | None = "dltune.json",
+    profile: str | Path | None = "dltune.json",
     *,
     max_workers: int | None = None,
     max_memory: str = "80%",
@@ -59,7 +59,7 @@ def autopilot(
         max_workers: The most workers; by default 64, or twice the CPUs of this process if that is more.
         max_memory: Host memory for added workers: a share of what is available, such as `80%`, or a size.
         on_stats: Is called after each window with `data/batches_per_second`, `data/wait_share` (0 to 1) and
-            `data/num_workers`; such as `wandb.log`.
+            `data/num_workers`; such as `wandb.log`. If it fails, it is not called again.
         quiet: Whether to print nothing.
 
     Returns:
@@ -175,6 +175,8 @@ def explain_refusal(loader: DataLoader[Any], cls: Any) -> str:
         return f"torch.set_default_device has workers draw their seeds on {torch.get_default_device()}"
     if multiprocessing.current_process().daemon:
         return "a daemonic process, such as a worker, cannot start workers"
+    if not loader.num_workers and len(os.fsencode(find_tmpdir())) > MAX_TMPDIR_BYTES:
+        return f"workers hang if the path of TMPDIR is longer than {MAX_TMPDIR_BYTES} bytes: export TMPDIR=/tmp"
     if not loader.num_workers and not _may_start_workers():
         return (
             "the start method of processes is not fork, and the script would run again in each worker. Put its "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import time
 import weakref
@@ -30,11 +31,44 @@ if TYPE_CHECKING:
 Stats = dict[str, float]  # by name
 
 
+class StatsCallback:
+    """Calls the user's `on_stats` until it fails: an error of a logger must not end the training.
+
+    Args:
+        on_stats: The user's function, or None.
+
+    Raises:
+        UsageError: It cannot be called.
+    """
+
+    def __init__(self, on_stats: Callable[[Stats], object] | None) -> None:
+        if not (on_stats is None or callable(on_stats)):
+            raise UsageError(f"on_stats={on_stats!r} is not a function of the stats.")
+        self._on_stats: Callable[[Stats], object] | None = on_stats
+
+    def __call__(self, stats: Stats) -> None:
+        """Pass the stats on."""
+        if self._on_stats is not None:
+            try:
+                self._on_stats(stats)
+            except Exception as error:
+                self._on_stats = None
+                print_sentence(f"on_stats failed, and is not called again: {type(error).__name__}: {error}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave out a function that cannot be pickled: the loader still can."""
+        try:
+            pickle.dumps(self._on_stats)
+        except Exception:
+            return StatsCallback, (None,)
+        return StatsCallback, (self._on_stats,)
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of `autopilot`, and where a loader was made, such as `train.py:31`."""
 
-    profile: str | None = "dltune.json"
+    profile: str | Path | None = "dltune.json"
     max_workers: int | None = None
     max_memory: str = "80%"
     on_stats: Callable[[Stats], object] | None = None
@@ -51,6 +85,8 @@ class Options:
             raise UsageError(f"max_memory: {error}.") from None
         if self.max_workers is not None and self.max_workers < 1:
             raise UsageError(f"max_workers={self.max_workers} must be at least 1.")
+        if self.on_stats is not None and not isinstance(self.on_stats, StatsCallback):
+            object.__setattr__(self, "on_stats", StatsCallback(self.on_stats))
 
     def __deepcopy__(self, _: object) -> Options:
         """Return these options: a copied loader reports to the same `on_stats`."""

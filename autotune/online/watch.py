@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from autotune.online.autopilot import Stats, print_sentence
+from autotune.online.autopilot import Stats, StatsCallback, print_sentence
 from autotune.profiles.load import TunedLoader, load
 from autotune.system.software import read_local_rank
 
@@ -36,7 +36,7 @@ class WaitMeter:
         quiet: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.clock, self._on_stats = clock, on_stats
+        self.clock, self._on_stats = clock, StatsCallback(on_stats)
         self._predicted_rate = self._predicted_low = 0.0  # batches per second
         if profile is not None:
             found = (profile if isinstance(profile, TunedLoader) else load(profile)).profile
@@ -87,8 +87,7 @@ class WaitMeter:
             stats |= {f"data/wait_seconds_p{one}": centiles[one - 1] for one in (50, 95, 99)}
         if self._predicted_rate:
             stats["data/rate_to_prediction"] = rate / self._predicted_rate
-        if self._on_stats is not None:
-            self._on_stats(stats)
+        self._on_stats(stats)
         self._warn(rate, share, seconds, len(waits))
         self._waits, self._began, self._gap = [], now, 0.0
 
@@ -112,7 +111,7 @@ class WaitMeter:
 
 class _Wrapper:
     def __init__(self, wrapped: Any) -> None:
-        self._wrapped = wrapped
+        vars(self)["_wrapped"] = wrapped
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # a copy wraps nothing yet when Python looks for its special methods
@@ -160,9 +159,14 @@ class WatchedIterator(_Wrapper):
 class WatchedLoader(_Wrapper):
     """An iterable whose waits are measured; everything else is that of the loader."""
 
+    _meter: WaitMeter
+
     def __init__(self, loader: Iterable[Any], meter: WaitMeter) -> None:
         super().__init__(loader)
-        self._meter = meter
+        vars(self)["_meter"] = meter  # other attributes are set on the loader
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._wrapped, name, value)
 
     def __iter__(self) -> Iterator[Any]:
         return self._meter.iterate(lambda: iter(self._wrapped))

@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -20,6 +20,7 @@ from autotune.profiles.export import Library, translate
 from autotune.profiles.loaders import NEEDS_WORKERS, choose_arguments, list_kept, make_worker_init, replace_loader
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_file
+from autotune.request import Workload
 from autotune.settings import SETTINGS
 from autotune.system.machine import Hardware, MachineProfile, describe_local_hardware, read_machine
 from autotune.system.software import read_local_world_size, read_start_method_in_force, read_torch
@@ -32,6 +33,7 @@ OnMismatch = Literal["warn", "error", "default"]
 Target = TypeVar("Target")
 MAX_BYTES_CHANGE: Final = 0.02  # of memory or /dev/shm: a kernel update changes them by less
 MAX_SHARE: Final = 0.8  # of memory or /dev/shm that loaders may fill
+MAX_CLOCK_ERROR_SECONDS: Final = 3600.0  # between the clocks of two machines
 RESERVED_FILES: Final = 128  # open files of the process itself and of the batches in flight
 MAX_FILES_PER_WORKER: Final = 8  # in the training process
 
@@ -85,10 +87,12 @@ def _write(field: str, value: Any) -> str:
 
 
 def compare_age(created_at: datetime, now: datetime, max_seconds: float | None) -> list[Difference]:
-    """Return a difference if a profile is older than allowed; None allows any age."""
+    """Return a difference if a profile is older than allowed, or of the future; None allows any age."""
     age = (now - created_at).total_seconds()
-    if max_seconds is None or age <= max_seconds:
+    if max_seconds is None or -MAX_CLOCK_ERROR_SECONDS <= age <= max_seconds:
         return []
+    if age < 0:
+        return [Difference(f"created at {created_at:%Y-%m-%d %H:%M}, which is in the future: check the clock")]
     return [Difference(f"age at most {format_seconds(max_seconds)} → {format_seconds(age)}")]
 
 
@@ -238,12 +242,14 @@ class TunedLoader:
 
         Raises:
             UsageError: The profile has no batch size, and neither `batch_size` nor `batch_sampler` is given; or the
-                source is a loader.
+                source is a loader, or a function that returns none.
         """
         from torch.utils.data import DataLoader, Dataset
 
         if isinstance(source, DataLoader):
             raise UsageError("make_loader takes a dataset; pass a DataLoader to apply_to.")
+        if source is None or isinstance(source, str | Workload):
+            raise UsageError(f"make_loader takes a dataset, or a function that makes the loader, not {source!r:.50}.")
         self.apply_process_settings()
         kwargs = self.loader_kwargs() | own
         if own.get("batch_sampler") is not None and "batch_size" not in own:
@@ -260,7 +266,13 @@ class TunedLoader:
             if is_measured:
                 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             if callable(source) and not isinstance(source, Dataset):
-                loader = source(**own | choose_arguments(source, kwargs))
+                accepted = choose_arguments(source, kwargs)
+                loader, name = source(**own | accepted), getattr(source, "__qualname__", type(source).__name__)
+                if isinstance(loader, Dataset | Workload):
+                    raise UsageError(
+                        f"{name} returns a {type(loader).__name__}, not a loader: pass the dataset itself."
+                    )
+                _warn_of_dropped(name, {one: kwargs[one] for one in kwargs.keys() - accepted.keys() - own.keys()})
             elif {"batch_size", "batch_sampler"} & kwargs.keys():
                 loader = DataLoader(source, **kwargs)
             else:
@@ -294,6 +306,19 @@ class TunedLoader:
         return replace_loader(make(), self.profile.workload.split, rebuild)
 
 
+def _warn_of_dropped(name: str, settings: Mapping[str, Any]) -> None:
+    """Warn that a function or class of loaders does not take tuned settings that are not PyTorch's defaults."""
+    lost = [
+        f"{one}={settings[one]!r}"
+        for one in SETTINGS
+        if settings.get(one, SETTINGS[one].default) != SETTINGS[one].default
+    ]
+    if lost:
+        warnings.warn(
+            f"{name} takes no {', '.join(lost)}: add parameters that it passes on to DataLoader.", stacklevel=3
+        )
+
+
 def accept_workers() -> None:
     """Accept a number of workers that was measured, in place of torch's check, which compares it with the CPUs."""
 
@@ -318,12 +343,13 @@ def load(
     Raises:
         ProfileError: The file is not valid, has no such profile, or has several workloads; or no profile was tuned on
             this class of machine and `on_mismatch` is `error`.
+        UsageError: `on_mismatch` or `nproc_per_node` has no valid value.
     """
     if on_mismatch not in get_args(OnMismatch):
-        raise ProfileError(f"on_mismatch={on_mismatch!r} is not one of {', '.join(get_args(OnMismatch))}.")
+        raise UsageError(f"on_mismatch={on_mismatch!r} is not one of {', '.join(get_args(OnMismatch))}.")
     processes = read_local_world_size() if nproc_per_node is None else nproc_per_node
     if processes < 1:
-        raise ProfileError(f"nproc_per_node={processes} must be at least 1.")
+        raise UsageError(f"nproc_per_node={processes} must be at least 1.")
     machine = read_machine().of_host(processes)
     found = select_profile(Path(path), profile, machine, processes)
     here, scaled_down = describe_here(found, machine), scale_down(found, machine, processes)

@@ -14,6 +14,7 @@ from autotune.system.machine import Hardware, Software
 
 Bottleneck = Literal["step", "cpu", "io", "transfer", "copy", "epoch"]
 Phase = Literal["profiling", "search", "validation"]
+Preparer = Literal["accelerate", "transformers"]
 MAX_SEARCHED_WORKERS: Final = 64
 COMPUTE_BOUND_WAIT_SHARE: Final = 0.1  # of the time; below it, the step is the bottleneck
 
@@ -31,6 +32,7 @@ class WorkloadIdentity(FrozenModel):
     kind: Literal["map", "iterable"] = "map"  # a loader can shuffle only a map-style dataset
     is_from_data_module: bool = False  # whether a data module of Lightning returned the loader
     gives_loader: bool = False  # whether the factory returned a plain DataLoader, with other arguments of its own
+    prepared_by: Preparer | None = None  # what made the loader that the factory returned
     loader_class: str | None = None  # the user's loader class or loader function; None for a plain DataLoader
     loader_decides: tuple[str, ...] = ()  # settings that this loader does not accept
     nproc_per_node: Annotated[int, Field(ge=1, le=2**31)] = 1  # training processes on the host

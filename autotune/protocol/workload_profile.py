@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field
 
 from autotune.config import Count, Fraction, FrozenModel, LoaderConfig, LongText, Rate, StartMethod
-from autotune.profiles.schema import WorkloadIdentity
+from autotune.profiles.schema import Preparer, WorkloadIdentity
 from autotune.request import WorkloadRequest
 from autotune.settings import SettingName
 from autotune.system.machine import Accelerator, Software
@@ -76,6 +76,7 @@ class WorkloadProfile(FrozenModel):
     sample_bytes: Count  # of tensors per sample, mean
     sample_bytes_error: Count = 0  # half-width of the 99.9% interval of the mean; 0 if unknown
     is_from_data_module: bool = False  # whether a data module returned the loader
+    prepared_by: Preparer | None = None  # what made the loader that the factory returned
     loader_class: LongText | None = None  # class of a custom loader; None for a plain DataLoader
     loader_decides: tuple[SettingName, ...] = ()  # settings that a custom loader decides
     software: Software

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from autotune.config import Interval
+from autotune.profiles.export import translate
 from autotune.profiles.schema import TunedProfile
 from autotune.settings import RANGES, SETTINGS, describe_config
 from autotune.units import format_bytes, format_rate, format_seconds
@@ -189,8 +190,11 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
 
 
 def plain_code(profile: TunedProfile) -> str:
-    """Write the loader in plain PyTorch, with the lines that other settings need."""
+    """Write the loader in plain PyTorch, with the lines that other settings need; or the arguments of a Trainer."""
     config, workload = profile.config, profile.workload
+    if workload.prepared_by == "transformers":
+        given = translate(workload, config, "hf")[0]
+        return f"arguments = TrainingArguments(..., {', '.join(f'{name}={value!r}' for name, value in given.items())})"
     kwargs = workload.accepted(config.loader_kwargs())
     if workload.loader_class is None and not workload.gives_loader:  # one of the user's may have other defaults
         off = {name for name, setting in SETTINGS.items() if not setting.is_range}
@@ -207,6 +211,10 @@ def load_code(profile: TunedProfile, file: str, name: str | None = None) -> str:
     tuned = f"autotune.load({json.dumps(file)}{'' if label is None else f', profile={json.dumps(label)}'})"
     if profile.workload.is_from_data_module:
         return f"import autotune\ndatamodule = {tuned}.apply_to(datamodule)"
+    if profile.workload.prepared_by == "transformers":
+        return f'import autotune\narguments = TrainingArguments(..., **{tuned}.kwargs_for("hf"))'
+    if profile.workload.prepared_by == "accelerate":
+        return f"import autotune\nloader = accelerator.prepare({tuned}.apply_to(loader))"
     if profile.workload.gives_loader:
         return f"import autotune\n{_add_copies(profile, f'loader = {tuned}.apply_to(loader)')}"
     return f"import autotune\n{_write_loader(profile, f'{tuned}.make_loader', {})}"

@@ -72,6 +72,10 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
         r"can't allocate memory|Cannot allocate memory|Unable to allocate .* for an array|\bMemoryError": (
             "ran out of memory{asked}. Use a smaller --batch-size or fewer --max-workers"
         ),
+        r"can't start new thread": (
+            "reached the limit of processes and threads. Raise it (ulimit -u, a container's pids limit), or use fewer "
+            "--max-workers"
+        ),
     },
     "device_lost": {
         rf"NVMLError_GpuIsLost|RuntimeError: No CUDA GPUs are available|{_CUDA} (uncorrectable|GPU is lost|"

@@ -45,6 +45,7 @@ class SupervisorClient:
         self._modules: tuple[str, ...] = OPTIMIZER_MODULES if has_step else ()  # that trials import
         self._environment: dict[str, str] = {}  # that they set before
         self._has_imported = not self._modules
+        self._is_unused = True  # whether no trial was started
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._trial: int | None = None  # process ID
@@ -67,7 +68,7 @@ class SupervisorClient:
         if self._supervisor is not None and self._supervisor.poll() is None:
             return
         self.close()
-        self._has_imported = not self._modules
+        self._has_imported, self._is_unused = not self._modules, True
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = ("-P", "-m", "autotune.child.supervisor", str(theirs.fileno()), str(os.getpid()))
@@ -116,6 +117,7 @@ class SupervisorClient:
         self.prepare()
         if not self._has_imported and not self._import_modules():
             self.prepare()
+        self._is_unused = False
         reply, received = self._ask({"start": str(Path(working_dir).resolve())}, (connection,))
         if "errno" in reply:
             raise OSError(reply["errno"], os.strerror(reply["errno"]), reply["path"])
@@ -180,6 +182,8 @@ class SupervisorClient:
             self._connection = None
         if self._supervisor is None:
             return
+        if self._is_unused:  # it may still import torch, and has nothing to clean up
+            self._supervisor.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._supervisor.wait(MAX_END_SECONDS)
         was_killed = self._supervisor.poll() != 0

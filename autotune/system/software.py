@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -28,7 +29,16 @@ RANKS: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRAN
 LOCAL_RANKS: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 ROOTS: Final = (str(Path(os.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)  # Python's, dltune's
 INSTALLED: Final = {"site-packages", "dist-packages"}
+MAX_TMPDIR_BYTES: Final = 73  # workers hang above: names of sockets, of at most 107, have 32 more, or 34 (file_system)
 _ASSIGNMENT: Final = re.compile(r"^(__version__|cuda)\b[^=\n]*= *'([^'\n]+)'$", re.MULTILINE)
+
+
+def find_tmpdir() -> str:
+    """Return the folder for temporary files; empty if none is writable."""
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return ""
 
 
 class TorchVersion(NamedTuple):

@@ -81,7 +81,7 @@ def test_on_mismatch_error_raises_and_default_returns_pytorchs_defaults(tmp_path
         load(path, on_mismatch="error")
     found = load(path, on_mismatch="default")
     assert (found.fit, found.config) == ("default", make_config(0, batch_size=64))
-    with pytest.raises(ProfileError, match="'ignore' is not one of warn, error, default"):
+    with pytest.raises(UsageError, match="'ignore' is not one of warn, error, default"):
         load(path, on_mismatch="ignore")  # type: ignore[arg-type]  # this is the mistake under test
 
 
