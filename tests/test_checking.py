@@ -169,6 +169,11 @@ def test_what_requires_retuning_is_a_reason_and_the_rest_is_information(tmp_path
     assert check_machine(tmp_path, profile, max_age_seconds=86400.0) == (False, ["CPUs", "start", "age"], ["torch"])
 
 
+def test_an_age_must_be_positive(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="max_age_seconds=-5 must be longer than zero"):
+        check(write_profiles(tmp_path, make_here()), max_age_seconds=-5.0)
+
+
 def test_the_profile_of_an_interrupted_run_is_out_of_date(tmp_path: Path) -> None:
     found = check(write_profiles(tmp_path, make_here(is_complete=False)), with_workload=False)
     assert found.reasons == ("its run was interrupted",)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -36,9 +38,17 @@ def test_options_are_fields_of_the_request_or_of_its_workload() -> None:
     assert request.workload.step == "tests.test_import_strings:make_numbers"
 
 
-@pytest.mark.parametrize(("options", "words"), [({"trails": 3}, "trails"), ({"trials": -1}, "trials")])
-def test_an_invalid_option_is_rejected_by_its_name(options: dict[str, int], words: str) -> None:
-    with pytest.raises(UsageError, match=rf"tune\(\.\.\., {words}=\.\.\.\)"):
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"trails": 3}, r"trails=\.\.\.\): there is no"),
+        ({"trials": -1}, r"trials=\.\.\.\): .* greater than or equal to 1, not -1"),
+        ({"fixed": {"workers": 3}}, r"fixed\.workers=\.\.\.\): Input should be 'batch_size', .*, not 'workers'"),
+        ({"search": {"num_workers": "0:4"}}, r"search\.num_workers=\.\.\.\): .* ValueRange, not '0:4'"),
+    ],
+)
+def test_an_invalid_option_is_rejected_by_its_name(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=rf"tune\(\.\.\., {words}"):
         request_from_object(NUMBERS, options)
 
 
@@ -54,8 +64,26 @@ def test_an_object_without_a_module_level_name_is_rejected() -> None:
         find_import_string(object())
     with pytest.raises(UsageError, match="at module level with def"):
         find_import_string(lambda: None)
+    with pytest.raises(
+        UsageError, match=r"step=: this function .* def make_step\(\): .*tune\(\.\.\., step=make_step\)"
+    ):
+        request_from_object(NUMBERS, {"step": lambda: None})
     with pytest.raises(UsageError, match="it got None"):
         find_import_string(None)
+    with pytest.raises(UsageError, match=r"it got 'data:make'\. Give an import string in a TuningRequest"):
+        find_import_string("data:make")
+
+
+def test_a_module_that_only_this_process_finds_is_named_by_its_file(
+    tmp_path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = {name: tmp_path / name for name in ("added", "common")}
+    for name, folder in folders.items():
+        write_files(folder, {f"{name}_loaders.py": "def make(): ..."})
+        monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folders["common"]))
+    found = [find_import_string(importlib.import_module(f"{name}_loaders").make) for name in folders]
+    assert found == [f"{os.path.relpath(folders['added'], workdir)}/added_loaders.py:make", "common_loaders:make"]
 
 
 def test_an_object_of_a_notebook_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -210,6 +211,14 @@ def test_a_result_that_is_not_validated_does_not_change_training() -> None:
     outcome = run(bench, make_request(search={"in_order": (True, False)}))
     assert {config.dataloader.in_order for config in bench.configs} == {True, False}
     assert outcome.profile.dataloader.in_order
+
+
+def test_warnings_and_an_interruption_are_pythons_warnings_and_the_result_is_one_line() -> None:
+    with pytest.warns(UserWarning, match="Interrupted: the result is the best so far"):
+        found = run(interrupted_after(6), progress=None)
+    with pytest.warns(UserWarning, match="--timeout left time for 0 of 2 validation runs"):
+        run_slowly(60.0, make_request(timeout_seconds=20.0), progress=None)
+    assert re.fullmatch(r"TuningResult\(num_workers=\d+, .*/s, 6 trials, interrupted\)", repr(found))
 
 
 class Stops(ProgressListener):
@@ -580,12 +589,14 @@ class SlowBench(Bench):
         return super().__call__(request)
 
 
-def run_slowly(start_seconds: float, request: TuningRequest, rate: Rate = saturating) -> tuple[TuningResult, float]:
+def run_slowly(
+    start_seconds: float, request: TuningRequest, rate: Rate = saturating, **parts: Any
+) -> tuple[TuningResult, float]:
     """Run on a clock of its own, on which each process takes this long to start; return also the seconds passed."""
     bench = SlowBench(start_seconds, rate)
     time_budget = TimeBudget(request, lambda: bench.now)
     time_budget.start_seconds = start_seconds
-    return run(bench, request, time_budget=time_budget), bench.now
+    return run(bench, request, time_budget=time_budget, **parts), bench.now
 
 
 @pytest.mark.parametrize("timeout_seconds", [8.0, 30.0, 45.0])

@@ -11,12 +11,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 
 from autotune.child.loader import StoppableSampler, build_loader
 from autotune.child.stopping_rule import align_to_workers
 from autotune.child.workload import LoadedWorkload, load_workload, wrap_dataset
 from autotune.errors import UsageError
+from autotune.online.attach import autopilot
 from autotune.request import Workload, WorkloadRequest
 from tests import custom_loaders
 from tests.builders import make_config
@@ -44,6 +45,22 @@ def test_a_closed_loader_delivers_the_batches_in_flight_and_ends(workers: int) -
     assert delivered % max(1, workers) == 0
     assert 3 <= delivered <= 3 + 3 * max(1, workers)
     assert loader.index_source.closed
+
+
+def test_a_loader_with_torchs_own_batch_sampler_has_its_batch_size() -> None:
+    data = TensorDataset(torch.arange(10))
+    loader = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 4, drop_last=True))
+    workload = wrap_dataset(loader, "data:make")
+    assert workload.baseline is not None
+    assert workload.baseline.dataloader.batch_size == 4
+    for size, expected in ((4, [[0, 1, 2, 3], [4, 5, 6, 7]]), (5, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])):
+        rebuilt = build_loader(workload, make_config(0, batch_size=size))
+        assert [batch.tolist() for (batch,) in rebuilt] == expected
+
+
+def test_a_loader_that_the_autopilot_tunes_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"a loader that autotune\.autopilot tunes: return the loader itself"):
+        wrap_dataset(autopilot(DataLoader(TensorDataset(torch.zeros(3)))), "data:make")
 
 
 class Endless(IterableDataset[int]):

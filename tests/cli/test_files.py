@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from autotune.profiles.store import read_file
 from tests.builders import make_full_profile, make_hardware, make_profile, make_search_record, write_profiles
 
 pytestmark = pytest.mark.usefixtures("workdir")
+ROOT = str(Path(__file__).parents[2])
 NEWER = make_profile(created_at=make_profile().created_at + timedelta(days=1))
 
 
@@ -35,6 +38,28 @@ def save_two_workloads() -> None:
     profile = make_profile()
     other = profile.workload.model_copy(update={"dataset": "pkg.data:make_other"})
     write_profiles(Path(), profile, make_profile(workload=other))
+
+
+@pytest.mark.parametrize("folder_mode", [0o755, 0o777])
+def test_neither_a_closed_pipe_nor_a_warning_makes_check_say_that_a_profile_is_out_of_date(
+    workdir: Path, folder_mode: int
+) -> None:
+    write_profiles(Path(), make_profile())
+    workdir.chmod(folder_mode)
+    check = f"{sys.executable} -W error -m autotune check"
+    environ = os.environ | {"PYTHONPATH": ROOT}
+    for command in (f"{check} --no-workload | true", check):  # pkg.data does not exist
+        ended = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command],
+            env=environ,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ended.returncode == 2, ended.stderr
+        assert "Traceback" not in ended.stderr
+    assert ("every user can write it" in ended.stderr) == (folder_mode == 0o777)
 
 
 def test_show_prints_the_named_profile_as_json() -> None:

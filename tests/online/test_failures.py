@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data._utils import signal_handling
 
-from autotune.online.attach import autopilot
+from autotune.online.attach import autopilot, explain_refusal
 from autotune.online.epoch import Epoch
 from autotune.online.group import WorkerSettings, defer_signals, start_quietly, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
@@ -397,3 +397,12 @@ def test_a_worker_has_the_handlers_of_the_script(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_no_worker_is_added_if_the_sockets_of_workers_would_have_too_long_a_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 72)
+    assert explain_refusal(make_loader(workers=0), DataLoader) == ""
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 73)
+    assert explain_refusal(make_loader(workers=0), DataLoader).endswith("longer than 73 bytes: export TMPDIR=/tmp")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from autotune.online.autopilot import Stats
+from autotune.errors import UsageError
+from autotune.online.attach import autopilot
+from autotune.online.autopilot import Stats, StatsCallback
 from autotune.online.watch import WaitMeter, WatchedLoader, watch
 from autotune.profiles.load import TunedLoader
 from autotune.profiles.store import save_profile
@@ -42,6 +46,37 @@ class Loop:
 def test_batches_and_attributes_are_those_of_the_loader() -> None:
     watched = watch([5, 6, 7])
     assert (list(watched), len(watched), watched.count(6)) == ([5, 6, 7], 3, 1)
+
+
+def test_an_attribute_is_set_on_the_loader() -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(6)), 2)
+    watched: Any = watch(loader)
+    watched.collate_fn = len
+    assert (loader.collate_fn, list(watched)) == (len, [2, 2, 2])
+
+
+def test_on_stats_that_fails_is_named_and_not_called_again(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(stats: Stats) -> None:
+        seen.append(stats)
+        raise ConnectionError("no route to the server")
+
+    seen = list[Stats]()
+    callback = StatsCallback(fail)
+    callback({})
+    callback({})
+    assert seen == [{}]
+    assert capsys.readouterr().err == (
+        "dltune: on_stats failed, and is not called again: ConnectionError: no route to the server\n"
+    )
+
+
+def test_on_stats_must_be_a_function_and_is_left_out_of_a_pickle_if_it_cannot_be_pickled() -> None:
+    calls: list[Any] = [partial(watch, []), partial(autopilot, DataLoader(TensorDataset(torch.zeros(6))))]
+    for call in calls:
+        with pytest.raises(UsageError, match="on_stats=5 is not a function of the stats"):
+            call(on_stats=5)
+    loader = autopilot(DataLoader(TensorDataset(torch.zeros(6)), 2), on_stats=lambda stats: None)
+    assert len(list(pickle.loads(pickle.dumps(loader)))) == 3
 
 
 def test_a_copy_is_watched_and_an_iterator_has_its_length() -> None:

@@ -20,12 +20,17 @@ from autotune.errors import ProfileError, UsageError
 from autotune.profiles.load import TunedLoader, load
 from autotune.profiles.loaders import make_worker_init
 from autotune.profiles.schema import TunedProfile
+from autotune.request import Workload
 from autotune.system.machine import Accelerator, Hardware, read_gpus, read_machine
 from autotune.system.software import RANKS
 from tests.builders import make_config, make_machine, make_profile, write_profiles
 from tests.custom_loaders import PicksItsPrefetch, make_of_settings, make_with_own_init, seed_worker
 
 DATA: Any = range(10)
+
+
+def make(batch_size: int) -> DataLoader[int]:
+    return DataLoader(DATA, batch_size)
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +166,21 @@ class TestMakeLoader:
     def test_a_loader_is_no_dataset(self) -> None:
         with pytest.raises(UsageError, match="make_loader takes a dataset; pass a DataLoader to apply_to"):
             make_tuned().make_loader(DataLoader(DATA))  # type: ignore[arg-type]  # as users may
+
+    def test_a_function_that_returns_a_dataset_makes_no_loader(self) -> None:
+        for source in (lambda: TensorDataset(torch.arange(3)), lambda: Workload(dataset=DATA)):
+            with pytest.raises(UsageError, match=r"returns a (TensorDataset|Workload), not a loader: pass the dataset"):
+                make_tuned().make_loader(source)
+        for nothing in (None, "data:make_dataset", Workload(dataset=DATA)):
+            with pytest.raises(
+                UsageError, match="make_loader takes a dataset, or a function that makes the loader, not"
+            ):
+                make_tuned().make_loader(nothing)  # type: ignore[arg-type]  # as users may
+
+    def test_settings_that_a_class_or_function_does_not_take_are_named(self) -> None:
+        with pytest.warns(UserWarning, match=r"make takes no num_workers=4, .*: add parameters"):
+            loader = make_tuned().make_loader(make, batch_size=5)
+        assert (loader.num_workers, loader.batch_size) == (0, 5)
 
     def test_it_makes_a_loader_with_the_tuned_settings_and_the_tuned_strategy(self) -> None:
         loader = make_tuned(process=ProcessSettings(sharing_strategy="file_system")).make_loader(DATA, shuffle=True)

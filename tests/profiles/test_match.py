@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,9 @@ def test_a_profile_can_be_too_old() -> None:
         assert compare_age(NOW - timedelta(days=days), NOW, limit) == []
     old = compare_age(NOW - timedelta(days=40), NOW, 30 * 86400.0)
     assert old == [("age at most 30 days → 40 days", True)]
+    assert compare_age(NOW + timedelta(minutes=20), NOW, 86400.0) == []
+    (future,) = compare_age(NOW + timedelta(days=2), NOW, 86400.0)
+    assert re.fullmatch(r"created at .*, which is in the future: check the clock", future.text)
 
 
 # Selecting

@@ -64,6 +64,16 @@ def test_a_data_module_is_tuned_as_a_whole() -> None:
     assert load_code(profile, "a.json") == 'import autotune\ndatamodule = autotune.load("a.json").apply_to(datamodule)'
 
 
+def test_a_loader_that_a_library_has_made_is_tuned_by_the_librarys_arguments() -> None:
+    trained = make_workload_profile(make_config(2, batch_size=4), gives_loader=True, prepared_by="transformers")
+    code = plain_code(trained)
+    assert code.startswith("arguments = TrainingArguments(..., dataloader_num_workers=2, ")
+    assert "per_device_train_batch_size=4" in code
+    assert load_code(trained, "a.json").endswith('TrainingArguments(..., **autotune.load("a.json").kwargs_for("hf"))')
+    prepared = make_workload_profile(make_config(2), gives_loader=True, prepared_by="accelerate")
+    assert load_code(prepared, "a.json").endswith('accelerator.prepare(autotune.load("a.json").apply_to(loader))')
+
+
 def test_several_processes_get_a_distributed_sampler() -> None:
     assert "sampler=DistributedSampler(dataset)" in plain_code(make_workload_profile(nproc_per_node=2))
 

@@ -59,6 +59,7 @@ DIAGNOSES: dict[TrialStatus, list[tuple[str, str]]] = {
     "out_of_memory": [
         (NO_MEMORY, "it asked for 8.0 GiB more. Use a smaller --batch-size"),
         ("OSError: [Errno 12] Cannot allocate memory", ""),
+        ("RuntimeError: can't start new thread", "reached the limit of processes and threads. Raise it (ulimit -u"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "2.00 GiB more"),
         ("torch.AcceleratorError: CUDA error: out of memory", "device memory"),
         ("RuntimeError: CUDA driver error: out of memory", "device memory"),

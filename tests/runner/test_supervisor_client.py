@@ -187,6 +187,13 @@ def test_chances_differ_from_fork_to_fork(tmp_path: Path) -> None:
     assert not drawn[0] & drawn[1]
 
 
+def test_a_supervisor_that_still_imports_torch_is_not_waited_for() -> None:
+    with SupervisorClient() as client:
+        process = client._supervisor
+    assert process is not None
+    assert process.returncode == -signal.SIGKILL
+
+
 def test_a_supervisor_that_was_killed_is_replaced() -> None:
     with open_runner("make_telling") as runner:
         run_fresh(runner)
