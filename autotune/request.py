@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import site
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -155,9 +154,10 @@ def explain_invalid(error: ValidationError) -> tuple[list[str], str]:
     """Return the path of the first invalid field, and the reason with the value, without the full stop."""
     problem = error.errors(include_url=False)[0]
     reason, given = problem["msg"].removeprefix("Value error, "), problem["input"]
-    if reason.startswith("Input should be") and isinstance(given, int | float | str):
-        reason += f", not {given!r:.40}"
-    return [part for part in map(str, problem["loc"]) if not part.startswith(("[", "function-"))], reason
+    if reason.startswith("Input should be") and isinstance(given, int | float | str) and len(repr(given)) <= 40:
+        reason += f", not {given!r}"
+    names = [part for part in map(str, problem["loc"]) if not part.startswith(("[", "function-"))]
+    return [part for part in names if part not in {"int", "bool", "str"}], reason
 
 
 def split_import_string(text: str) -> tuple[str, str] | None:
@@ -203,12 +203,13 @@ def find_import_string(value: object, option: str = "") -> str:
             f"function at module level with def {name}(): ..., and pass that: tune({call})."
         )
     module, name = found[0]
-    file = getattr(module, "__file__", None)
+    file: str = getattr(module, "__file__", None) or ""
     if module.__name__ != "__main__":
-        if file is not None and "." not in module.__name__ and _is_added_path(Path(file).resolve().parent):
+        is_source = file.endswith(".py") and Path(file).is_file()  # not in a zip file
+        if is_source and "." not in module.__name__ and _is_added_path(Path(file).resolve().parent):
             return f"{os.path.relpath(file)}:{name}"
         return f"{module.__name__}:{name}"
-    if file is None or not Path(file).is_file():
+    if not Path(file).is_file():
         raise UsageError(
             f"{name} exists only in this notebook or interpreter, and trials import it by name. Write the code that "
             "makes it to a file (in a notebook, by a cell that begins with %%writefile loaders.py), and import it from "
@@ -223,10 +224,6 @@ def find_import_string(value: object, option: str = "") -> str:
 def _is_added_path(folder: Path) -> bool:
     """Return whether only this process imports from a folder: that of the script, or one added to `sys.path`."""
     common = [".", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    installed = (sys.prefix, sys.base_prefix, site.getusersitepackages())
-    is_added = folder in map(_resolve, sys.path) and folder not in map(_resolve, common)
-    return is_added and not any(folder.is_relative_to(_resolve(one)) for one in installed)
-
-
-def _resolve(path: str) -> Path:
-    return Path(path).resolve()
+    here, everywhere = ({Path(one).resolve() for one in paths if isinstance(one, str)} for paths in (sys.path, common))
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(folder.parts)
+    return folder in here - everywhere and not (is_installed or folder.is_relative_to(Path(os.__file__).parent))

@@ -57,11 +57,14 @@ class TuningResult:
 
 
 class WarningListener(ProgressListener):
-    """Shows warnings of a run as Python's."""
+    """Keeps the warnings of a run until its end: one that is an error must not lose the result."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
 
     def show_warning(self, sentence: str) -> None:
-        """Warn the user of `tune`."""
-        warnings.warn(sentence, stacklevel=2)
+        """Keep a warning."""
+        self.warnings.append(sentence)
 
 
 def tune(
@@ -115,11 +118,10 @@ def tune(
             validation = validate(plan, choose, measure, progress, monitor, time_budget.allows_runs, surrogate)
         result = _save(plan, found, validation, time_budget, runner)
     if isinstance(progress, WarningListener):
-        for sentence in (
-            *result.profile.result.warnings,
-            *["Interrupted: the result is the best so far."] * result.interrupted,
-        ):
-            progress.show_warning(sentence)
+        said = [one for one in result.profile.result.warnings if one not in plan.workload.notes]
+        said += ["Interrupted: the result is the best so far."] if result.interrupted else []
+        for sentence in dict.fromkeys([*progress.warnings, *said]):
+            warnings.warn(sentence, stacklevel=2)
     return result
 
 

@@ -44,6 +44,7 @@ def test_options_are_fields_of_the_request_or_of_its_workload() -> None:
         ({"trails": 3}, r"trails=\.\.\.\): there is no"),
         ({"trials": -1}, r"trials=\.\.\.\): .* greater than or equal to 1, not -1"),
         ({"fixed": {"workers": 3}}, r"fixed\.workers=\.\.\.\): Input should be 'batch_size', .*, not 'workers'"),
+        ({"fixed": {"batch_size": [8]}}, r"fixed\.batch_size=\.\.\.\): Input should be"),
         ({"search": {"num_workers": "0:4"}}, r"search\.num_workers=\.\.\.\): .* ValueRange, not '0:4'"),
     ],
 )

@@ -28,6 +28,7 @@ from autotune.child.custom_loaders import (
     accepts,
     check_epochs,
     describe,
+    list_overrides,
     read_setting,
     rebuild_by_constructor,
     record_call,
@@ -279,7 +280,7 @@ def wrap_dataset(made: Any, source: str, ends: bool | None = None) -> LoadedWork
         outer = describe(made).removeprefix("a ")
         made, note = inner, note or f"Trials measure the DataLoader inside {outer}, which starts the workers and loads."
         prepared_by = "transformers" if "transformers.trainer" in sys.modules else "accelerate"
-    parts, baseline = _take_apart(made)
+    parts, baseline = _take_apart(made, is_prepared=prepared_by is not None)
     own = rebuild_by_constructor(made, baseline, source, ends)
     if own is not None:  # its class may wrap its worker_init_fn, and does so again
         parts = dataclasses.replace(parts, worker_init_fn=own.arguments.get("worker_init_fn"))
@@ -365,10 +366,13 @@ def list_splits(made: Any) -> dict[str, Any]:
     return found or (named if "train" in named else {})
 
 
-def _take_apart(loader: DataLoader[Any]) -> tuple[Workload, LoaderConfig]:
-    """Return the arguments of a loader that are not searched, and its settings."""
+def _take_apart(loader: DataLoader[Any], *, is_prepared: bool = False) -> tuple[Workload, LoaderConfig]:
+    """Return the arguments of a loader that are not searched, and its settings.
+
+    A loader that accelerate prepared has the batch size of the user in a batch sampler.
+    """
     given: Any = loader
-    if loader.batch_size is None and type(loader.batch_sampler) is BatchSampler:  # as accelerate makes it
+    if is_prepared and type(loader.batch_sampler) is BatchSampler and not list_overrides(type(loader)):
         given = loader.batch_sampler
     has_batches = given.batch_size is None and loader.batch_sampler is not None
     method = getattr(loader.multiprocessing_context, "get_start_method", lambda: None)()

@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(UsageError.exit_code)
     if (sys.argv[1:] if arguments is None else arguments)[:1] == ["run"]:  # warnings and signals are the script's
         cli.main(args=arguments, prog_name="dltune")
-    warnings.simplefilter("always", UserWarning)  # they are dltune's own: the user's code runs in other processes
+    if not any(one.startswith("ignore") for one in sys.warnoptions):  # a warning as an error would be a traceback
+        warnings.simplefilter("always", UserWarning)
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
     try:
         cli.main(args=arguments, prog_name="dltune")

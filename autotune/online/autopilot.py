@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import time
 import weakref
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UsageError
@@ -55,13 +55,17 @@ class StatsCallback:
                 self._on_stats = None
                 print_sentence(f"on_stats failed, and is not called again: {type(error).__name__}: {error}")
 
+    def __deepcopy__(self, _: object) -> StatsCallback:
+        """Return this callback: a copied loader reports to the same function."""
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave out a function that cannot be pickled: the loader still can."""
-        try:
-            pickle.dumps(self._on_stats)
-        except Exception:
-            return StatsCallback, (None,)
-        return StatsCallback, (self._on_stats,)
+        """Pickle only a function of a module: a loader can be pickled, though a lambda or a logger cannot."""
+        is_importable = isinstance(self._on_stats, FunctionType) and "<" not in self._on_stats.__qualname__
+        return StatsCallback, (self._on_stats if is_importable else None,)
+
+    def __copy__(self) -> StatsCallback:
+        return self
 
 
 @dataclass(frozen=True, slots=True)

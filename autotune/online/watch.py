@@ -163,10 +163,13 @@ class WatchedLoader(_Wrapper):
 
     def __init__(self, loader: Iterable[Any], meter: WaitMeter) -> None:
         super().__init__(loader)
-        vars(self)["_meter"] = meter  # other attributes are set on the loader
+        vars(self)["_meter"] = meter  # attributes of the loader are set on it
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._wrapped, name, value)
+        if hasattr(self._wrapped, name):
+            setattr(self._wrapped, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def __iter__(self) -> Iterator[Any]:
         return self._meter.iterate(lambda: iter(self._wrapped))

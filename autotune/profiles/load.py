@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -261,22 +261,27 @@ class TunedLoader:
             method = kwargs.get("multiprocessing_context") or read_start_method_in_force()
             init = make_worker_init(self.config.process, own.get("worker_init_fn"), are_forked=method == "fork")
             kwargs |= {} if init is None else {"worker_init_fn": init}
+        dropped: dict[str, Any] = {}
         is_measured = "num_workers" not in own and self.fit == "exact"  # more workers than CPUs may be faster
         with warnings.catch_warnings():
             if is_measured:
                 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             if callable(source) and not isinstance(source, Dataset):
                 accepted = choose_arguments(source, kwargs)
-                loader, name = source(**own | accepted), getattr(source, "__qualname__", type(source).__name__)
-                if isinstance(loader, Dataset | Workload):
-                    raise UsageError(
-                        f"{name} returns a {type(loader).__name__}, not a loader: pass the dataset itself."
-                    )
-                _warn_of_dropped(name, {one: kwargs[one] for one in kwargs.keys() - accepted.keys() - own.keys()})
+                loader = source(**own | accepted)
+                is_loader = not isinstance(loader, Dataset) or "num_workers" in accepted  # as one of webdataset
+                if isinstance(loader, Workload) or not is_loader:
+                    kind = type(loader).__name__
+                    raise UsageError(f"{_name(source)} returns a {kind}, not a loader: pass the dataset itself.")
+                dropped = {one: kwargs[one] for one in kwargs.keys() - accepted.keys() - own.keys()}
             elif {"batch_size", "batch_sampler"} & kwargs.keys():
                 loader = DataLoader(source, **kwargs)
             else:
                 raise UsageError(f"Profile {self.profile.id} has no batch size: pass batch_size or batch_sampler.")
+        values = {name: dropped.get(name, setting.default) for name, setting in SETTINGS.items()}
+        if lost := [f"{name}={value!r}" for name, value in values.items() if value != SETTINGS[name].default]:
+            text = f"{_name(source)} does not accept these tuned settings, which are not used: {', '.join(lost)}."
+            warnings.warn(text, stacklevel=2)
         if is_measured and isinstance(loader, DataLoader):
             loader.check_worker_number_rationality = accept_workers  # type: ignore[method-assign]  # called at each start
         return loader
@@ -306,17 +311,9 @@ class TunedLoader:
         return replace_loader(make(), self.profile.workload.split, rebuild)
 
 
-def _warn_of_dropped(name: str, settings: Mapping[str, Any]) -> None:
-    """Warn that a function or class of loaders does not take tuned settings that are not PyTorch's defaults."""
-    lost = [
-        f"{one}={settings[one]!r}"
-        for one in SETTINGS
-        if settings.get(one, SETTINGS[one].default) != SETTINGS[one].default
-    ]
-    if lost:
-        warnings.warn(
-            f"{name} takes no {', '.join(lost)}: add parameters that it passes on to DataLoader.", stacklevel=3
-        )
+def _name(source: Any) -> str:
+    made_of = getattr(source, "func", source)  # of functools.partial
+    return getattr(made_of, "__qualname__", type(made_of).__name__)
 
 
 def accept_workers() -> None:

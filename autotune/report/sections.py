@@ -193,8 +193,9 @@ def plain_code(profile: TunedProfile) -> str:
     """Write the loader in plain PyTorch, with the lines that other settings need; or the arguments of a Trainer."""
     config, workload = profile.config, profile.workload
     if workload.prepared_by == "transformers":
-        given = translate(workload, config, "hf")[0]
-        return f"arguments = TrainingArguments(..., {', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        given, notes = translate(workload, config, "hf")
+        line = f"arguments = TrainingArguments(..., {', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        return "\n".join([line, *(f"# {note}" for note in notes)])
     kwargs = workload.accepted(config.loader_kwargs())
     if workload.loader_class is None and not workload.gives_loader:  # one of the user's may have other defaults
         off = {name for name, setting in SETTINGS.items() if not setting.is_range}
@@ -214,7 +215,7 @@ def load_code(profile: TunedProfile, file: str, name: str | None = None) -> str:
     if profile.workload.prepared_by == "transformers":
         return f'import autotune\narguments = TrainingArguments(..., **{tuned}.kwargs_for("hf"))'
     if profile.workload.prepared_by == "accelerate":
-        return f"import autotune\nloader = accelerator.prepare({tuned}.apply_to(loader))"
+        return f"import autotune\n{_add_copies(profile, f'loader = accelerator.prepare({tuned}.apply_to(loader))')}"
     if profile.workload.gives_loader:
         return f"import autotune\n{_add_copies(profile, f'loader = {tuned}.apply_to(loader)')}"
     return f"import autotune\n{_write_loader(profile, f'{tuned}.make_loader', {})}"

@@ -72,7 +72,7 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
         r"can't allocate memory|Cannot allocate memory|Unable to allocate .* for an array|\bMemoryError": (
             "ran out of memory{asked}. Use a smaller --batch-size or fewer --max-workers"
         ),
-        r"can't start new thread": (
+        r"can't start new thread|BlockingIOError: \[Errno 11\]": (
             "reached the limit of processes and threads. Raise it (ulimit -u, a container's pids limit), or use fewer "
             "--max-workers"
         ),
@@ -295,6 +295,7 @@ def start_error(reply: Reply, workload: WorkloadRequest, output: str = "") -> Us
             "timed_out": " If it needs longer, allow it with --stall-time.",
             "out_of_memory": " Give it more with --max-memory, or make the dataset smaller.",
         }.get(failure.status, "")
+        advice = advice if failure.status != "out_of_memory" or "memory" in failure.message else ""
         message = f"While {workload.dataset} was loaded and profiled, its process {failure.message}.{advice}"
         return WorkloadError(message, failure.details)
     if reply.on_device and (found := find_pattern(_drop_source(reply.error), *DEVICES)):

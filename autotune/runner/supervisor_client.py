@@ -45,7 +45,7 @@ class SupervisorClient:
         self._modules: tuple[str, ...] = OPTIMIZER_MODULES if has_step else ()  # that trials import
         self._environment: dict[str, str] = {}  # that they set before
         self._has_imported = not self._modules
-        self._is_unused = True  # whether no trial was started
+        self._is_unused = True  # whether it was asked for nothing yet
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._trial: int | None = None  # process ID
@@ -126,6 +126,7 @@ class SupervisorClient:
 
     def _import_modules(self) -> bool:
         """Return whether trials can be forked after the import; if not, end the supervisor, and import nothing more."""
+        self._is_unused = False  # an import may start processes
         with contextlib.suppress(OSError):
             request = {"import": self._modules, "environment": self._environment}
             reply, _ = self._ask(request, seconds=MAX_REPLY_SECONDS + MAX_IMPORT_SECONDS)

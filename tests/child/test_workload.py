@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 
+from autotune.child.custom_loaders import record_call, replace_new
 from autotune.child.loader import StoppableSampler, build_loader
 from autotune.child.stopping_rule import align_to_workers
 from autotune.child.workload import LoadedWorkload, load_workload, wrap_dataset
@@ -47,15 +48,30 @@ def test_a_closed_loader_delivers_the_batches_in_flight_and_ends(workers: int) -
     assert loader.index_source.closed
 
 
-def test_a_loader_with_torchs_own_batch_sampler_has_its_batch_size() -> None:
+def test_a_loader_that_accelerate_has_prepared_has_the_batch_size_of_its_batch_sampler() -> None:
     data = TensorDataset(torch.arange(10))
-    loader = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 4, drop_last=True))
-    workload = wrap_dataset(loader, "data:make")
+    inner = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 4, drop_last=True))
+    outer = DataLoader(data)
+    outer.base_dataloader = inner  # as accelerate's class has
+    workload = wrap_dataset(outer, "data:make")
+    assert workload.prepared_by == "accelerate"
     assert workload.baseline is not None
     assert workload.baseline.dataloader.batch_size == 4
     for size, expected in ((4, [[0, 1, 2, 3], [4, 5, 6, 7]]), (5, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])):
         rebuilt = build_loader(workload, make_config(0, batch_size=size))
         assert [batch.tolist() for (batch,) in rebuilt] == expected
+
+
+def test_a_batch_sampler_that_the_user_gave_a_loader_is_kept() -> None:
+    data = TensorDataset(torch.arange(10))
+    for cls in (DataLoader, custom_loaders.Doubling):
+        batches = BatchSampler(SequentialSampler(data), 4, drop_last=True)
+        with replace_new(record_call):
+            loader = cls(data, batch_sampler=batches)
+        workload = wrap_dataset(loader, "data:make", ends=True)
+        assert workload.baseline is not None
+        assert workload.baseline.dataloader.batch_size is None
+        assert len(list(build_loader(workload, make_config(0, batch_size=None)))) == 2
 
 
 def test_a_loader_that_the_autopilot_tunes_is_refused() -> None:

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
 from autotune.config import ProcessSettings
 from autotune.errors import ProfileError, UsageError
@@ -27,6 +28,16 @@ from tests.builders import make_config, make_machine, make_profile, write_profil
 from tests.custom_loaders import PicksItsPrefetch, make_of_settings, make_with_own_init, seed_worker
 
 DATA: Any = range(10)
+
+
+class Wraps(IterableDataset[Any]):
+    """A loader that is an IterableDataset, as webdataset's WebLoader."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
 
 
 def make(batch_size: int) -> DataLoader[int]:
@@ -178,9 +189,15 @@ class TestMakeLoader:
                 make_tuned().make_loader(nothing)  # type: ignore[arg-type]  # as users may
 
     def test_settings_that_a_class_or_function_does_not_take_are_named(self) -> None:
-        with pytest.warns(UserWarning, match=r"make takes no num_workers=4, .*: add parameters"):
-            loader = make_tuned().make_loader(make, batch_size=5)
-        assert (loader.num_workers, loader.batch_size) == (0, 5)
+        with pytest.warns(UserWarning, match=r"make does not accept these .* not used: num_workers=4, ") as caught:
+            loader = make_tuned().make_loader(partial(make), batch_size=5)
+        assert (loader.num_workers, loader.batch_size, caught[0].filename) == (0, 5, __file__)
+
+    def test_a_loader_may_be_an_iterable_dataset(self) -> None:
+        loader = make_tuned(dataloader=make_config(0, batch_size=3).dataloader).make_loader(
+            lambda **settings: Wraps(DataLoader(DATA, **settings))
+        )
+        assert len(list(loader)) == 4
 
     def test_it_makes_a_loader_with_the_tuned_settings_and_the_tuned_strategy(self) -> None:
         loader = make_tuned(process=ProcessSettings(sharing_strategy="file_system")).make_loader(DATA, shuffle=True)
