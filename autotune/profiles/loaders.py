@@ -67,7 +67,7 @@ def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any], own: Mapping
     Raises:
         UsageError: It cannot be made from its attributes, or its sampler is that of another dataset.
     """
-    from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+    from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
     cls = type(loader)
     if hasattr(loader, "base_dataloader"):
@@ -84,13 +84,17 @@ def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any], own: Mapping
     names = ["dataset", "collate_fn", "generator", "num_workers", "pin_memory"]
     if given.get("num_workers", loader.num_workers):
         names += ["worker_init_fn", "timeout", "multiprocessing_context", *WITHOUT_WORKERS]
-    is_batched = loader.batch_sampler is not None
+    is_batched, order = loader.batch_sampler is not None, dict[str, Any]()
     if is_batched and loader.batch_size is None:
         names += ["batch_sampler"] * ("batch_size" not in own)
+        if "batch_size" in own and not own.keys() & {"shuffle", "sampler"}:
+            if type(batches := loader.batch_sampler) is not BatchSampler:
+                raise UsageError("The loader has a batch sampler of its own: pass shuffle or sampler with batch_size.")
+            order = {"sampler": batches.sampler, "drop_last": batches.drop_last}
     elif "batch_sampler" not in own:
         has_order = isinstance(loader.dataset, IterableDataset) or own.keys() & {"shuffle", "sampler"}
         names += ["batch_size", "drop_last"] + ["sampler"] * (not has_order)
-    kept = {name: getattr(loader, name) for name in names if name not in given}
+    kept = order | {name: getattr(loader, name) for name in names if name not in given}
     if "dataset" in own and {"sampler", "batch_sampler"} & kept.keys():
         sampler = kept.pop("sampler", None)
         is_random = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None

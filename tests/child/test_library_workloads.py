@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,20 @@ def test_a_loader_class_of_a_library_is_measured() -> None:
     assert (type(loader).__mro__[2].__name__, loader.ends_with_sampler) == ("StatefulDataLoader", True)
 
 
-@pytest.mark.parametrize(("name", "workers"), [("make_prepared", 0), ("make_trainer_loader", 1)])
-def test_the_loader_inside_that_of_accelerate_is_measured(name: str, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "workers", "preparer"), [("make_prepared", 0, "accelerate"), ("make_trainer_loader", 1, "transformers")]
+)
+def test_the_loader_inside_that_of_accelerate_is_measured(
+    name: str, workers: int, preparer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if preparer == "accelerate":  # the Trainer of another test
+        monkeypatch.delitem(sys.modules, "transformers.trainer", raising=False)
     loaded = load(name)
     assert loaded.baseline is not None
-    assert (loaded.own, loaded.batching, loaded.baseline.dataloader.num_workers) == (None, "user", workers)
+    settings = loaded.baseline.dataloader
+    assert (loaded.own, loaded.batching, settings.num_workers, settings.batch_size) == (None, "batch_size", workers, 8)
+    assert len(list(build_loader(loaded, make_config(workers, batch_size=16)))) == 4  # of 64 samples
+    assert loaded.prepared_by == preparer
     assert "inside accelerate.data_loader.DataLoaderShard" in (loaded.note or "")
 
 

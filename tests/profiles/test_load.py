@@ -228,6 +228,13 @@ class TestMakeLoader:
         assert isinstance(tuned.apply_to(ordered, shuffle=True).sampler, RandomSampler)
         assert [len(batch) for batch in tuned.apply_to(ordered, batch_sampler=batches)] == [3, 3, 3, 1]
         assert [len(batch) for batch in tuned.apply_to(batched, batch_size=5)] == [5, 5]
+        shuffled = DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), batch_size=3, drop_last=True))
+        again = tuned.apply_to(shuffled, batch_size=4)
+        assert (type(again.sampler), again.drop_last, again.batch_size) == (RandomSampler, True, 4)
+        own_batches = DataLoader(DATA, batch_sampler=[[3, 1], [2]])
+        assert list(tuned.apply_to(own_batches, batch_size=5, shuffle=False))[1].tolist() == [5, 6, 7, 8, 9]
+        with pytest.raises(UsageError, match="pass shuffle or sampler with batch_size"):
+            tuned.apply_to(own_batches, batch_size=5)
         for loader in (ordered, DataLoader(DATA, batch_size=2, shuffle=True)):
             again = tuned.apply_to(loader, dataset=more)
             assert type(again.sampler) is type(loader.sampler)
