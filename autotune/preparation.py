@@ -1,13 +1,16 @@
-"""Steps before the first trial: check the request, profile the workload, plan limits and search space."""
+"""Steps before the first trial: name and check what is to be tuned, profile it, plan limits and search space."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from pydantic import ValidationError
 
-from autotune.errors import ProfileError
+from autotune.errors import ProfileError, UsageError
 from autotune.profiles.load import describe_here
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import check_writable, read_profiles
@@ -18,10 +21,57 @@ from autotune.runner.runner import TrialRunner
 from autotune.search.plan import Plan, make_plan
 from autotune.search.space import list_requested_sizes
 from autotune.system.machine import MachineProfile
+from autotune.system.software import is_library
 from autotune.time_budget import TimeBudget
 from autotune.units import format_seconds
 
 MAX_START_SECONDS: Final = 10.0  # of a process, with its dataset and step, before the user is warned
+
+
+def find_import_string(value: object, option: str = "") -> str:
+    """Return the import string of an object, the value of an option or the one to tune; raise UsageError if none."""
+    qualified = getattr(value, "__qualname__", None) if callable(value) else None
+    home = sys.modules.get(getattr(value, "__module__", None) or "")
+    if qualified is not None and home is not None:  # a function or class; a lambda or a local one has no name
+        found = [(home, qualified)] if "<" not in qualified else []
+    elif value is None or isinstance(value, int | float | str | bytes):  # which many modules have by chance
+        hint = " Give an import string in a TuningRequest." if isinstance(value, str) and ":" in value else ""
+        raise UsageError(f"tune() needs a function, a dataset or a loader; it got {value!r}.{hint}")
+    else:
+        modules = [one for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
+        held = ((module, name) for module in modules for name, one in list(vars(module).items()) if one is value)
+        found = sorted((one for one in held if one[1] != "_"), key=lambda one: one[0].__name__ == "__main__")
+    if not found:
+        name = "make_step" if option == "step=" else "make_loader"
+        subject, call = (f"{option}: this", f"..., {option}{name}") if option else ("This", name)
+        raise UsageError(
+            f"{subject} {type(value).__name__} is not a module-level name, so a trial cannot import it. Define a "
+            f"function at module level with def {name}(): ..., and pass that: tune({call})."
+        )
+    module, name = found[0]
+    file: str = getattr(module, "__file__", None) or ""
+    if module.__name__ != "__main__":
+        is_source = file.endswith(".py") and Path(file).is_file()  # not in a zip file
+        if is_source and "." not in module.__name__ and _is_added_path(Path(file).resolve().parent):
+            return f"{os.path.relpath(file)}:{name}"
+        return f"{module.__name__}:{name}"
+    if not Path(file).is_file():
+        raise UsageError(
+            f"{name} exists only in this notebook or interpreter, and trials import it by name. Write the code that "
+            "makes it to a file (in a notebook, by a cell that begins with %%writefile loaders.py), and import it from "
+            "there: from loaders import train_loader"
+        )
+    spec = getattr(module, "__spec__", None)
+    if spec is not None and spec.name:  # python -m
+        return f"{spec.name.removesuffix('.__main__')}:{name}"
+    return f"{os.path.relpath(file)}:{name}"
+
+
+def _is_added_path(folder: Path) -> bool:
+    """Return whether only this process imports from a folder: that of the script, or one added to `sys.path`."""
+    common = [".", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    here, everywhere = ({Path(one).resolve() for one in paths if isinstance(one, str)} for paths in (sys.path, common))
+    return folder in here - everywhere and not is_library(f"{folder}{os.sep}")
 
 
 def check_request(request: TuningRequest) -> None:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from autotune.errors import DltuneError, OutputError, ProfileError, ResultNotSavedError, UsageError
-from autotune.preparation import check_request, find_earlier, find_stored, prepare_run
+from autotune.preparation import check_request, find_earlier, find_import_string, find_stored, prepare_run
 from autotune.profiles.schema import TunedFile, TunedProfile
 from autotune.profiles.store import format_file, save_profile
 from autotune.progress import ProgressListener
 from autotune.protocol.messages import RunTrial
 from autotune.protocol.workload_profile import WorkloadProfile
-from autotune.request import TuningRequest, WorkloadRequest, explain_invalid, find_import_string
+from autotune.request import TuningRequest, WorkloadRequest, explain_invalid
 from autotune.runner.runner import TrialRunner
 from autotune.runner.supervisor_client import SupervisorClient
 from autotune.search.loop import Search, SearchOutcome

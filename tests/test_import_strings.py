@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import UsageError
-from autotune.request import find_import_string
+from autotune.preparation import find_import_string
 from autotune.tuning import request_from_object
 from tests.builders import make_request, write_files
 

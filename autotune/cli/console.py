@@ -39,8 +39,12 @@ def print_result(text: str, saved: str = "") -> None:
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise  # the reader has closed the pipe, as `head` does; click exits quietly
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # flushing the rest at exit would fail again
+        _discard_stdout()
         raise OutputError(f"stdout cannot be written: {error.strerror}.{saved}") from None
+
+
+def _discard_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # flushing the rest at exit would fail again
 
 
 def make_printable(text: str, encoding: str | None = None) -> str:
@@ -78,7 +82,7 @@ def exit_on_error(exit_code: int | None = None, interrupted: str = "Interrupted.
     except BrokenPipeError:
         if exit_code is None:
             raise  # click exits with 1, which may be a result of this command
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # flushing the rest at exit would fail again
+        _discard_stdout()
         sys.exit(exit_code)
 
 

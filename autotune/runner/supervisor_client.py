@@ -117,7 +117,6 @@ class SupervisorClient:
         self.prepare()
         if not self._has_imported and not self._import_modules():
             self.prepare()
-        self._is_unused = False
         reply, received = self._ask({"start": str(Path(working_dir).resolve())}, (connection,))
         if "errno" in reply:
             raise OSError(reply["errno"], os.strerror(reply["errno"]), reply["path"])
@@ -126,7 +125,6 @@ class SupervisorClient:
 
     def _import_modules(self) -> bool:
         """Return whether trials can be forked after the import; if not, end the supervisor, and import nothing more."""
-        self._is_unused = False  # an import may start processes
         with contextlib.suppress(OSError):
             request = {"import": self._modules, "environment": self._environment}
             reply, _ = self._ask(request, seconds=MAX_REPLY_SECONDS + MAX_IMPORT_SECONDS)
@@ -160,6 +158,7 @@ class SupervisorClient:
         """Return the supervisor's reply; raise OSError if it does not reply."""
         if self._connection is None or self._supervisor is None:
             raise BrokenPipeError(errno.EPIPE, "the process that starts them has ended")
+        self._is_unused = False  # a trial and an import may start processes
         try:
             socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
             if not wait([self._connection], seconds):

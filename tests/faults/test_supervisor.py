@@ -115,6 +115,7 @@ def test_an_interrupted_run_writes_the_best_so_far(command: list[str], interrupt
     with started(command) as process:
         assert process.stderr is not None
         rows = list(islice((line for line in process.stderr if re.match(r" +\d+ ", line)), 3))
+        assert len(rows) == 3
         interrupt(process.pid)
         _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130, stderr
