@@ -120,8 +120,8 @@ class Autopilot:
             are_forked=find_start_method(loader) == "fork",
         )
         own = WorkerSettings(loader.num_workers, loader.prefetch_factor or 2)
-        self._facts = read_facts(loader, self._processes)
-        start = None if self._path is None else find_start(self._path, self._facts)
+        self.facts = read_facts(loader, self._processes)
+        start = None if self._path is None else find_start(self._path, self.facts)
         begin, known = start or (own, None)
         needs_workers = own.workers > 0 and loader.worker_init_fn is not None  # which prepares the dataset
         if needs_workers and not begin.workers:
@@ -161,7 +161,7 @@ class Autopilot:
     def continue_with(self, loader: DataLoader[Any]) -> bool:
         """Tune a loader that takes the place of an equal one, which no longer exists; return whether it is one."""
         wait_for_ending_workers()  # they hold the loader before
-        if self._loader() is not None or read_facts(loader, self._processes) != self._facts:
+        if self._loader() is not None or read_facts(loader, self._processes) != self.facts:
             return False
         self._follow(loader)
         self._seeds = None
@@ -253,7 +253,7 @@ class Autopilot:
         self._report()
         if self._path is not None:
             with suppress(Exception):  # training goes on
-                remove_result(self._path, self._facts)
+                remove_result(self._path, self.facts)
         if self._epoch is None:
             self._windows.discard()
         else:
@@ -284,7 +284,7 @@ class Autopilot:
         if path is not None and controller.known is None and not controller.failure:
             seconds = time.perf_counter() - self._started
             try:
-                save_result(path, self._facts, controller, seconds, is_complete=is_complete)
+                save_result(path, self.facts, controller, seconds, is_complete=is_complete)
             except Exception as error:  # training goes on, also with a loader that no profile can describe
                 self._options.show(f"the result is not saved: {error}")
 

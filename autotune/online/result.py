@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import traceback
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from autotune.profiles.schema import (
     Baseline,
     Bottleneck,
     Budgets,
+    Preparer,
     ProfileResult,
     SearchRecord,
     TrialSummary,
@@ -95,8 +97,17 @@ def _identify(loader: DataLoader[Any], size: int | None, processes: int) -> Work
         sample_bytes=0,
         step="training run",
         gives_loader=True,
+        prepared_by=_find_preparer(),
         nproc_per_node=processes,
     )
+
+
+def _find_preparer() -> Preparer | None:
+    """Return the library that iterates over the loader, and so has made it."""
+    modules = {frame.f_globals.get("__name__") for frame, _ in traceback.walk_stack(None)}
+    if "transformers.trainer" in modules:
+        return "transformers"
+    return "accelerate" if "accelerate.data_loader" in modules else None
 
 
 def read_hardware(processes: int = 1) -> Hardware:

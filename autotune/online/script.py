@@ -196,5 +196,8 @@ def _describe_change(state: Autopilot) -> str:
     now, own = state.controller.settings, state.controller.own
     if now == own:
         return ""
-    prefetch = f", prefetch_factor={now.prefetch}" if now.workers and now.prefetch != own.prefetch else ""
-    return f"\n        Use it: DataLoader(..., num_workers={now.workers}{prefetch})"
+    takes, prefix = "DataLoader", ""
+    if state.facts.workload.prepared_by == "transformers":
+        takes, prefix = "TrainingArguments", "dataloader_"
+    prefetch = f", {prefix}prefetch_factor={now.prefetch}" if now.workers and now.prefetch != own.prefetch else ""
+    return f"\n        Use it: {takes}(..., {prefix}num_workers={now.workers}{prefetch})"

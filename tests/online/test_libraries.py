@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from autotune.online.attach import autopilot
 from autotune.online.result import read_facts
+from autotune.online.script import describe_loaders
 from tests.online.test_processes import TORCHRUN, list_batches
 
 ROOT = Path(__file__).parents[2]
@@ -233,7 +234,10 @@ def test_a_trainer_of_transformers_gets_the_same_batches(workers: int, tmp_path:
     plain, _ = train(0.0, tmp_path, workers, tuned=False)
     seen, loader = train(0.004, tmp_path, workers, tuned=True)
     check(seen, plain, loader.base_dataloader)
+    state = loader.base_dataloader.autopilot_state
     assert read_facts(loader.base_dataloader, 1).workload.dataset_args["batch_size"] == BATCH_SIZE
+    assert state.facts.workload.prepared_by == "transformers"
+    assert "Use it: TrainingArguments(..., dataloader_num_workers=" in "".join(describe_loaders({"train.py:3": state}))
 
 
 # accelerate
@@ -258,6 +262,7 @@ def test_a_prepared_loader_delivers_the_same_batches(options: dict[str, bool]) -
     plain, _ = iterate(0.0, tuned=False, **options)
     seen, loader = iterate(0.004, tuned=True, **options)
     check(seen, plain, loader.base_dataloader)
+    assert loader.base_dataloader.autopilot_state.facts.workload.prepared_by == "accelerate"
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
