@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.kept_supervisor import list_kept
 
@@ -34,6 +35,9 @@ LONG = tuple(
     for name in ("faults/", "online/", "runner/", "test_end_to_end.py", "test_docs.py", "test_tuning.py")
 )
 
+# a paused process is no failure of an example
+settings.register_profile("any pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any pace")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
 multiprocessing.set_start_method("fork")  # tests make datasets in functions; Python 3.14 has another default
 

@@ -14,7 +14,9 @@ from typing import Final, NamedTuple
 from autotune.system.procfs import PROC, STACK_SIGNAL, read_field, read_text
 from autotune.system.software import is_library
 
-REPLY_SECONDS: Final = 0.3  # for a process to write its stacks; one that waits for a disk does not
+REPLY_SECONDS: Final = 3.0  # for all processes to write their stacks; one that waits for a disk does not
+MIN_REPLY_SECONDS: Final = 0.3  # for each of them
+QUIET_READINGS: Final = 5  # equal sizes of the file, after which a process has written all
 MAX_PROCESSES: Final = 256
 _SPAWN: Final = "start workers with --set multiprocessing_context=spawn"
 FORKED_LOCK: Final = (
@@ -69,7 +71,7 @@ class HangReport(NamedTuple):
 
 def read_all_stacks(pids: Iterable[int], stacks: Path) -> tuple[ProcessStacks, ...]:
     """Read the stacks of each process that has a handler for the signal; they append them to one file."""
-    found: list[ProcessStacks] = []
+    found, deadline = list[ProcessStacks](), time.monotonic() + REPLY_SECONDS
     for pid in sorted(pids)[:MAX_PROCESSES]:
         folder = PROC / str(pid)
         caught, state, parent = (read_field(folder / "status", name) or "0" for name in ("SigCgt", "State", "PPid"))
@@ -77,21 +79,20 @@ def read_all_stacks(pids: Iterable[int], stacks: Path) -> tuple[ProcessStacks, .
             continue  # the signal would end it
         sleeps_in = read_text(folder / "wchan").strip()
         state = state[0] if sleeps_in in ("", "0") else f"{state[0]} in {sleeps_in}"
-        found.append(ProcessStacks(pid, state, tuple(read_stacks(_request(pid, stacks))), int(parent)))
+        found.append(ProcessStacks(pid, state, tuple(read_stacks(_request(pid, stacks, deadline))), int(parent)))
     return tuple(found)
 
 
-def _request(pid: int, stacks: Path) -> str:
+def _request(pid: int, stacks: Path, deadline: float) -> str:
     """Have a process write its stacks, and return what it appended."""
     with suppress(OSError), stacks.open("a+b") as file:
         start = size = file.seek(0, os.SEEK_END)
         os.kill(pid, STACK_SIGNAL)
-        deadline = time.monotonic() + REPLY_SECONDS
-        while time.monotonic() < deadline:
+        deadline, quiet = max(deadline, time.monotonic() + MIN_REPLY_SECONDS), 0
+        while time.monotonic() < deadline and quiet < QUIET_READINGS:
             time.sleep(0.01)
             before, size = size, file.seek(0, os.SEEK_END)
-            if size == before > start:
-                break
+            quiet = quiet + 1 if size == before > start else 0
         file.seek(start)
         return file.read().decode(errors="replace")
     return ""

@@ -162,8 +162,7 @@ class SupervisorClient:
         try:
             socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
             if not wait([self._connection], seconds):
-                self.close()  # a late reply would be taken for that to the next request
-                raise TimeoutError(errno.ETIMEDOUT, "the process that starts them does not reply")
+                raise TimeoutError(errno.ETIMEDOUT, "the process that starts them does not reply")  # noqa: TRY301  # below
             message, received, _, _ = socket.recv_fds(self._connection, 2**16, 1)
             return dict(json.loads(message)), received  # an empty message is no JSON
         except (ConnectionError, ValueError):
@@ -174,6 +173,9 @@ class SupervisorClient:
             if status == -signal.SIGKILL:
                 happened = "was killed, as the kernel does if memory runs out: allow more memory"
             raise BrokenPipeError(errno.EPIPE, f"the process that starts them {happened}") from None
+        except BaseException:  # an interrupt, too: a late reply would be taken for that to the next request
+            self.close()
+            raise
 
     def close(self) -> None:
         """End the supervisor, and with it the running trial."""

@@ -81,8 +81,8 @@ class Search:
         with study.quiet_logs():
             self._study = study.open_study(self._plan)
             self._load()
-            self._choose_first()
             try:
+                self._choose_first()  # a loop must not come first: Python 3.11 and 3.12 interrupt it outside the `try`
                 while not (reason := self._must_stop()):
                     if not (reason := self._expects_no_gain()):
                         self._run_next()

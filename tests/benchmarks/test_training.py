@@ -51,7 +51,7 @@ def test_a_run_counts_samples_and_epochs(*, ahead: bool) -> None:
 
 
 def test_a_run_is_given_up_within_an_epoch_when_its_time_is_over() -> None:
-    run = train(make_job(step_seconds=0.02, epochs=9, max_seconds=0.03))
+    run = train(make_job(step_seconds=0.4, epochs=9, max_seconds=0.6))
     assert run.given_up
     assert run.samples == 32
 

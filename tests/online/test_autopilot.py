@@ -8,6 +8,7 @@ import gc
 import io
 import itertools
 import multiprocessing
+import statistics
 import threading
 import time
 import weakref
@@ -228,7 +229,7 @@ def test_the_result_is_saved_and_the_next_run_starts_with_it() -> None:
     memory, name = profile.hardware.memory_limit_bytes, '"memory_limit_bytes": '
     assert f"{name}{memory}" in stored
     Path("dltune.json").write_text(stored.replace(f"{name}{memory}", f"{name}{memory - 4096}"))  # of the next kernel
-    assert next(iter(converge(0.004).controller.windows)) == WorkerSettings(6, 2)
+    assert next(iter(converge(0.004).controller.windows)) == first.controller.settings
 
 
 def test_a_file_that_cannot_be_written_does_not_end_the_training() -> None:
@@ -565,9 +566,10 @@ def test_pauses_that_recur_are_part_of_the_steps_of_a_gpu(monkeypatch: pytest.Mo
         ends_at = max(ends_at, time.perf_counter()) + 0.02
         if step % 20 == 0:
             time.sleep(max(0.0, ends_at - time.perf_counter()))
-        if len(stats) == 2:
+        if len(stats) == 5:
             break
-    assert all(40 < one["data/batches_per_second"] < 60 for one in stats)
+    rates = [one["data/batches_per_second"] for one in stats]
+    assert 40 < statistics.median(rates) < 60, rates  # a window in which this process was paused has less
 
 
 def test_a_second_call_changes_where_results_are_reported() -> None:

@@ -337,31 +337,34 @@ def test_an_error_of_the_dataset_arrives_at_the_same_batch(settings: WorkerSetti
 
 
 class Interrupted(Squares):
-    """The first load of one sample takes long, or is interrupted by Ctrl-C."""
+    """The first load of one sample waits until a flag is set, or is interrupted by Ctrl-C."""
 
-    def __init__(self, index: int, seconds: float | None = None) -> None:
+    def __init__(self, index: int, flag: torch.Tensor | None = None) -> None:
         super().__init__()
         self._index: int | None = index
-        self._seconds = seconds
+        self._flag = flag
 
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
         if index == self._index:
             self._index = None
-            if self._seconds is None:
+            if self._flag is None:
                 raise KeyboardInterrupt
-            time.sleep(self._seconds)
+            while not self._flag:
+                time.sleep(0.01)
         return super().__getitem__(index)
 
 
 @pytest.mark.parametrize("settings", [WorkerSettings(1, 2), WorkerSettings(2, 2)], ids=["own", "other workers"])
 def test_a_timeout_that_the_training_catches_loses_no_batch(settings: WorkerSettings) -> None:
-    loader = make_loader(1, "in order", Interrupted(18, 1.6), timeout=1)
+    has_timed_out = torch.zeros(1).share_memory_()
+    loader = make_loader(1, "in order", Interrupted(18, has_timed_out), timeout=2)
     batches, firsts, timeouts = iterate(make_epoch(loader, settings)), list[int](), 0
     while len(firsts) < SAMPLES // 8:
         try:
             firsts.append(next(batches)[0][0].item())
         except RuntimeError:
             timeouts += 1
+            has_timed_out.fill_(1)
     assert firsts == list(range(0, SAMPLES, 8))
     assert next(batches, None) is None
     assert timeouts == 1

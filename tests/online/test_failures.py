@@ -104,7 +104,8 @@ def check_that_training_goes_on(loader: DataLoader[Any], start: WorkerSettings |
 def test_the_own_settings_load_the_batches_of_workers_that(
     name: str, place: str, own: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.online.epoch.HANG_SECONDS", 1.5)
+    if name == "hang":
+        monkeypatch.setattr("autotune.online.epoch.HANG_SECONDS", 1.5)
     monkeypatch.setattr("autotune.online.epoch.POLL_SECONDS", 0.5)
     fail, words = FAILURES[name]
     is_in_sample = place == "in a sample"
@@ -115,8 +116,8 @@ def test_the_own_settings_load_the_batches_of_workers_that(
 
 
 def test_the_timeout_of_the_user_counts_for_added_workers() -> None:
-    loader = DataLoader(Failing(1, hang), 8, num_workers=1, timeout=1)
-    assert "they returned no batch for 1 s" in check_that_training_goes_on(loader)
+    loader = DataLoader(Failing(1, hang), 8, num_workers=1, timeout=3)
+    assert "they returned no batch for 3 s" in check_that_training_goes_on(loader)
 
 
 def test_persistent_workers_that_hung_when_an_epoch_was_left_early_are_replaced(
@@ -253,6 +254,7 @@ class FailingLate(Failing):
 
 
 def test_workers_whose_dataset_raises_an_error_end_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.online.group.SOON_SECONDS", 30.0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     config: Any = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     monkeypatch.delitem(config, "tempdir", raising=False)  # so that each worker makes a folder of its own

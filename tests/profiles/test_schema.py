@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.utils.data import DataLoader
@@ -61,7 +61,7 @@ def list_numbers(part: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, 
 @pytest.mark.filterwarnings(NO_ACCELERATOR, FEW_CPUS)
 @given(fields=FIELDS, process=PROCESSES)
 @example(fields={"batch_size": 4, "num_workers": 2, "prefetch_factor": 0}, process=ProcessSettings())
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200)
 def test_settings_are_refused_or_accepted_by_a_real_data_loader(
     fields: dict[str, Any], process: ProcessSettings
 ) -> None:

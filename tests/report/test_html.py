@@ -166,7 +166,7 @@ RESULTS = st.builds(
 
 
 @given(search=SEARCHES, result=RESULTS, config=CONFIGS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_valid_file_has_a_report_in_every_form(search: SearchRecord, result: ProfileResult, config: Any) -> None:
     profile = make_full_profile(search=search, result=result, config=config)
     page = Page(profile)

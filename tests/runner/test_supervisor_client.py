@@ -213,6 +213,21 @@ def test_a_supervisor_that_does_not_reply_in_time_is_replaced(monkeypatch: pytes
         assert client.supervisor_pid != before
 
 
+def test_an_interrupt_before_a_reply_does_not_leave_it_to_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
+        run_fresh(runner)
+        with monkeypatch.context() as patched:
+            patched.setattr("autotune.runner.supervisor_client.wait", raise_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                client.read_status()
+        assert client.end_trial([]) == []
+        assert run_fresh(runner).status == "completed"
+
+
+def raise_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_trials_are_interpreters_where_a_fork_would_lose_a_thread_and_the_supervisor_ends_with_the_tuner(
     add_module: AddModule,
 ) -> None:
