@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from autotune.errors import UsageError
 from autotune.online.autopilot import Autopilot, Options, Stats
+from autotune.online.worker import describe_error
 from autotune.system.software import MAX_TMPDIR_BYTES, find_tmpdir, read_start_method_in_force
 
 Target = TypeVar("Target")
@@ -27,16 +28,26 @@ _METHODS: Final = ("train_dataloader", "get_train_dataloader")  # of Lightning, 
 
 def _iterate(loader: Any) -> Iterator[Any]:
     """Start an epoch of a tuned loader; its class has this function as `__iter__`."""
-    options: Options = loader.autopilot_options
-    if loader.autopilot_state is None:
-        if reason := explain_refusal(loader, type(loader).__bases__[0]):
-            options.show(f"not tuned: {reason}.")
-            loader.__class__ = type(loader).__bases__[0]
-            return iter(loader)
-        make = partial(Autopilot, loader, options)
-        loader.autopilot_state = CHOOSERS[-1](loader, make) if CHOOSERS else make()
+    reason, is_nested = "", get_worker_info() is not None  # within a dataset, in a worker, which starts no workers
+    if loader.autopilot_state is None and not is_nested:
+        reason = explain_refusal(loader, type(loader).__bases__[0]) or make_state(loader)
+    if reason or is_nested:
+        if reason:
+            loader.autopilot_options.show(f"not tuned: {reason}.")
+        detach(loader)
+        return iter(loader)
     state: Autopilot = loader.autopilot_state
     return state.start_epoch(loader)
+
+
+def make_state(loader: Any) -> str:
+    """Make the state of a loader to which the autopilot is attached; return why that failed."""
+    make = partial(Autopilot, loader, loader.autopilot_options)
+    try:
+        loader.autopilot_state = CHOOSERS[-1](loader, make) if CHOOSERS else make()
+    except Exception as error:  # such as a /dev/shm that is read-only; training goes on
+        return describe_error(error)
+    return ""
 
 
 def autopilot(
@@ -92,11 +103,11 @@ def is_switched_off() -> bool:
     return bool(switch)
 
 
-def attach(loader: Any, options: Options) -> None:
+def attach(loader: Any, options: Options) -> str:
     """Give a loader a class with the autopilot; libraries that copy the loader by its class copy it, too.
 
-    Raises:
-        TypeError: The user's class of loaders cannot be derived from.
+    Returns:
+        Why that failed: the user's class of loaders cannot be derived from. Empty if it did not.
     """
     cls = type(loader)
     if hasattr(cls, "autopilot_options"):
@@ -111,7 +122,17 @@ def attach(loader: Any, options: Options) -> None:
         }
         members |= {"__iter__": _iterate, "__reduce_ex__": _reduce, "_iterator": property(_find_workers, _end_workers)}
         members |= {"autopilot_options": options, "autopilot_state": None}
-        loader.__class__ = type(cls.__name__, (cls,), members)
+        try:
+            loader.__class__ = type(cls.__name__, (cls,), members)
+        except Exception as error:  # of its metaclass, or of __init_subclass__ or __setattr__
+            return f"{cls.__name__} cannot be derived from ({describe_error(error)})"
+    return ""
+
+
+def detach(loader: Any) -> None:
+    """Give a loader its own class back, if it has another one."""
+    if hasattr(cls := type(loader), "autopilot_options"):
+        object.__setattr__(loader, "__class__", cls.__bases__[0])
 
 
 def _find_workers(loader: Any) -> Autopilot | None:
@@ -152,8 +173,8 @@ def _attach_all(given: Any, options: Options) -> bool:
     if isinstance(given, Mapping | list | tuple):
         return sum(_attach_all(one, options) for one in (given.values() if isinstance(given, Mapping) else given)) > 0
     loader = getattr(given, "base_dataloader", given)  # of accelerate
-    if isinstance(loader, DataLoader):
-        attach(loader, options)
+    if isinstance(loader, DataLoader) and (reason := attach(loader, options)):
+        options.show(f"not tuned: {reason}.")
     return isinstance(loader, DataLoader)
 
 

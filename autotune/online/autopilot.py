@@ -335,6 +335,7 @@ def _end_all(groups: list[WorkerGroup]) -> None:
 
 def print_sentence(text: str) -> None:
     """Print a sentence of the autopilot on stderr."""
-    with suppress(OSError, ValueError, AttributeError):  # a closed stderr must not end the training
-        clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # the line may have a progress bar
+    with suppress(Exception):  # a closed stderr, or one of the user's, must not end the training
+        is_terminal = getattr(sys.stderr, "isatty", bool)()
+        clear = "\r\x1b[K" if is_terminal else ""  # the line may have a progress bar
         sys.stderr.write(f"{clear}dltune: {text}\n")

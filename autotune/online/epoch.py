@@ -40,7 +40,7 @@ from autotune.online.group import (
     wait_for_ending_workers,
 )
 from autotune.online.limits import WorkerLimits
-from autotune.online.worker import TimedIndices, WorkerCounters, start_worker
+from autotune.online.worker import TimedIndices, WorkerCounters, describe_error, start_worker
 from autotune.system.software import is_library, read_start_method_in_force
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Epoch:
             except Exception as error:
                 if group.is_own:
                     raise
-                self.fall_back(_describe(error))
+                self.fall_back(describe_error(error))
                 break
 
     def _start_first(self) -> None:
@@ -126,11 +126,12 @@ class Epoch:
             self.settings = self._own if self.failure else settings
             self._add(self.settings, [])
 
+    @defer_signals()
     def _explain(self) -> str:
         try:
             reason = self._limits.shared.explain(self.loader, self.delivered)
         except Exception as error:  # of the user's classes; another thread may change the dataset
-            reason = f"the dataset cannot be looked at ({_describe(error)})"
+            reason = f"the dataset cannot be looked at ({describe_error(error)})"
         return reason and f"no workers are added: {reason}"
 
     def change(self, settings: WorkerSettings) -> bool:
@@ -197,13 +198,13 @@ class Epoch:
                         self._finish_head(group, began)
                     raise
                 patience = self.loader.timeout or HANG_SECONDS
-                if not str(error).startswith("DataLoader timed out"):
-                    self.fall_back(_describe(error))
+                if not (reason := describe_error(error)).startswith("RuntimeError: DataLoader timed out"):
+                    self.fall_back(reason)
                 elif time.perf_counter() - began >= patience:
                     self.fall_back(f"they returned no batch for {patience:g} s")
                 continue
             if is_here:
-                self._limits.shared.end_load(self.loader.dataset, batch)
+                self._limits.shared.end_load(self.loader.dataset)
             self._finish_head(group, began)
             if self.delivered <= INSPECTED_BATCHES:
                 self._limits.measure_batch(batch)
@@ -333,7 +334,7 @@ class Epoch:
         except Exception as error:
             if group.is_own and not self._groups:
                 raise
-            self.failure = self.failure or f"added workers failed ({_describe(error)})"
+            self.failure = self.failure or f"added workers failed ({describe_error(error)})"
             for slot in self._queue:
                 slot.group = None if slot.group is group else slot.group
             if not self._groups:
@@ -402,14 +403,6 @@ def _is_of_library(code: CodeType) -> bool:
     return is_library(code.co_filename) or code.co_filename.startswith(TORCH_FOLDER)  # which may be a checkout
 
 
-def _describe(error: BaseException) -> str:
-    """Return type and text of an error, of a worker's own one if torch sends it with its traceback."""
-    lines = str(error).strip().splitlines() or [""]
-    if lines[0].startswith("Caught "):
-        return lines[-1]
-    return f"{type(error).__name__}: {lines[0]}"
-
-
 class EpochIterator:
     """The iterator that the training loop holds; the workers end when the loop lets go of it, also in its middle.
 
@@ -430,13 +423,15 @@ class EpochIterator:
         return self
 
     def __len__(self) -> int:
-        if (length := self._count()) is None:
+        if not self._has_ended:
+            return len(self._epoch.loader)
+        if self._length is None:
             raise TypeError("the sampler has no length")
-        return length
+        return self._length
 
     def _count(self) -> int | None:
-        with suppress(TypeError, NotImplementedError):
-            return self._length if self._has_ended else len(self._epoch.loader)
+        with suppress(Exception):  # of the user's sampler or dataset
+            return len(self)
         return None
 
     def __next__(self) -> Any:

@@ -279,7 +279,7 @@ def _restore_handlers() -> None:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Call Python handlers of signals after workers were forked: Python discards what they raise within a fork."""
+    """Call Python handlers of signals afterwards: what they raise is lost in a fork, or taken for another error."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

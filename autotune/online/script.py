@@ -20,7 +20,7 @@ from typing import Any, Final
 from torch.utils.data import DataLoader, get_worker_info
 
 from autotune.errors import DltuneError, UsageError
-from autotune.online.attach import CHOOSERS, attach, explain_refusal, is_switched_off
+from autotune.online.attach import CHOOSERS, attach, detach, explain_refusal, is_switched_off, make_state
 from autotune.online.autopilot import Autopilot, Options
 from autotune.online.controller import MIN_WAIT_SHARE
 from autotune.online.group import GroupLoader
@@ -107,19 +107,18 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
         if get_worker_info() is not None or isinstance(loader, GroupLoader) or os.getpid() != process:
             return iterate(loader)  # of a process that the script has forked, too
         place = loader.__dict__.get(_PLACE) or find_place()  # a copy has none
-        if reason := explain_refusal(loader, type(loader)):
-            if place not in refused:
-                refused[place] = WaitMeter(quiet=True)
-                options.show(f"{place}: not tuned: {reason}.")
-            return refused[place].iterate(lambda: iterate(loader))
+        samples = ""
         with suppress(Exception):  # one line may make several loaders, and make each again in every epoch
-            place += f" ({len(loader.dataset):,} samples)"
-        try:
-            attach(loader, replace(options, place=place))
-        except TypeError as error:
-            options.show(f"{place}: not tuned: {error}.")
-            return iterate(loader)
-        return iter(loader)
+            samples = f" ({len(loader.dataset):,} samples)"
+        own = replace(options, place=place + samples)
+        reason = explain_refusal(loader, type(loader)) or attach(loader, own) or make_state(loader)
+        if not reason:
+            return iter(loader)
+        detach(loader)
+        if place not in refused:
+            refused[place] = WaitMeter(quiet=True)
+            options.show(f"{place}: not tuned: {reason}.")
+        return refused[place].iterate(lambda: iterate(loader))
 
     def choose_state(loader: Any, make: Callable[[], Autopilot]) -> Autopilot:
         place = loader.autopilot_options.place or loader.__dict__.get(_PLACE, type(loader).__name__)

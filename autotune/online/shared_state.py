@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 from collections import Counter
 from contextlib import suppress
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import torch
 
 from autotune.online.dataset_objects import (
     CONTAINERS,
@@ -59,7 +55,6 @@ class SharedState:
         self._loads = 0  # so far, of which the first are watched closely
         self._before = _Reading({}, {}, {}, [])  # a batch that loads
         self._read, self._opened = set[_File](), set[_File]()  # files that loading reads, and has opened
-        self._unsendable = ""  # why no worker could send a batch
         self._generators, self._others = list[Any](), list[Any]()  # random ones of the dataset, and of the process
         self._draws = False  # whether loading draws from them
         self._used = Counter[str]()  # connections and attributes that loads used, and how many
@@ -86,13 +81,8 @@ class SharedState:
         """Note that what the load has drawn so far were the indices of the batch, not its samples."""
         self._before = self._before._replace(random_states=self._read_random_states())
 
-    def end_load(self, dataset: Any, batch: Any) -> None:
-        """Note what loading the batch has used, and whether a worker could send it."""
-        if not self._loads:
-            try:
-                _BatchPickler(io.BytesIO()).dump(batch)
-            except Exception as error:
-                self._unsendable = f"a worker could not send a batch ({error})"
+    def end_load(self, dataset: Any) -> None:
+        """Note what loading a batch has used."""
         positions, sent, attributes, states = self._before
         self._draws |= states != self._read_random_states()
         self._read.update(file for file, at in self._read_positions().items() if positions.get(file, at) != at)
@@ -127,10 +117,9 @@ class SharedState:
         sizes, self._sizes = self._sizes or [], None
         if known is None:  # the workers that run may load in this way already
             return ""
-        if reason := self._explain_file(known, has_workers=loader.num_workers > 0) or self._unsendable:
+        reason = self._explain_file(known, has_workers=loader.num_workers > 0)
+        if reason or loader.num_workers:  # whose `worker_init_fn` may connect again
             return reason
-        if loader.num_workers:  # whose `worker_init_fn` may connect again
-            return ""
         for used, loads in self._used.items():
             if loads > 1:  # the first use may connect, or prepare the dataset
                 return f"workers would {used}; to tune all the same, start with num_workers=1"
@@ -161,17 +150,6 @@ class SharedState:
                 advice = "open it in the first call of __getitem__" if file in known else "start with num_workers=1"
                 return f"workers would share the position of {file[1]}; {advice}"
         return ""
-
-
-class _BatchPickler(ForkingPickler):
-    """Pickles a batch as for another process, but for its tensors."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return NotImplemented
-        if value.requires_grad and not value.is_leaf:
-            raise TypeError("a tensor with a gradient")
-        return int, ()
 
 
 def _read_mode(descriptor: int) -> int:

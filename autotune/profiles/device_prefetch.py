@@ -13,27 +13,31 @@ from typing import Any
 import torch
 
 
-def find_tensors(batch: Any, _around: frozenset[int] = frozenset()) -> Iterator[torch.Tensor]:
-    """Yield every tensor in a batch, in a stable order."""
-    parts: Iterable[Any]
-    if isinstance(batch, torch.Tensor):
-        yield batch
-        return
-    if isinstance(batch, str | bytes | type | Enum) or id(batch) in _around:  # an object may contain itself
-        return
-    if isinstance(batch, Mapping):
-        parts = list(batch.values())
-    elif isinstance(batch, Sequence):
-        parts = batch
-    elif dataclasses.is_dataclass(batch):
-        parts = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    elif type(batch).__module__ != "builtins" and hasattr(batch, "__dict__"):  # a custom type
-        parts = list(vars(batch).values())
-    else:
-        return
-    around = _around | {id(batch)}
-    for part in parts:
-        yield from find_tensors(part, around)
+def find_tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """Yield every tensor in a batch, in a stable order; the parts of an object only once."""
+    seen, left = dict[int, Any](), [iter([batch])]  # an object that is kept cannot give its id to another one
+    while left:
+        part = next(left[-1], left)
+        if part is left:
+            left.pop()
+        elif isinstance(part, torch.Tensor):
+            yield part
+        elif id(part) not in seen and (parts := _list_parts(part)) is not None:
+            seen[id(part)] = part
+            left.append(iter(parts))
+
+
+def _list_parts(value: Any) -> Iterable[Any] | None:
+    if isinstance(value, str | bytes | type | Enum):
+        return None
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, Sequence):
+        return value
+    if dataclasses.is_dataclass(value):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    is_custom = type(value).__module__ != "builtins" and hasattr(value, "__dict__")
+    return list(vars(value).values()) if is_custom else None
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -129,7 +130,7 @@ def test_a_training_that_ends_before_it_converged_has_a_result_though_its_loader
     state.finish()
     profile = select_profile(Path("dltune.json"))
     assert (profile.config.dataloader.num_workers, profile.is_complete) == (2, False)
-    assert find_start(Path("dltune.json"), state._facts) == (WorkerSettings(2, 2), None)  # the next run tries more
+    assert find_start(Path("dltune.json"), state.facts) == (WorkerSettings(2, 2), None)  # the next run tries more
 
 
 def test_the_rates_of_other_numbers_of_workers_explain_why_the_users_stay() -> None:
@@ -300,6 +301,15 @@ def test_a_sentence_clears_the_line_of_a_progress_bar_on_a_terminal(
     assert stream.getvalue() == text
 
 
+def test_a_stderr_of_the_user_gets_the_sentence_and_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = mock.Mock()
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(write=write))
+    print_sentence("done")
+    write.assert_called_once_with("dltune: done\n")
+    write.side_effect = RuntimeError
+    print_sentence("done")
+
+
 def test_the_hardware_of_a_result_is_read_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
     monkeypatch.setattr("autotune.online.result.read_gpus", lambda: ("NVIDIA H100", "NVIDIA H100"))
@@ -378,6 +388,64 @@ def test_a_stateful_loader_resumes_as_without(workers: int, capsys: pytest.Captu
     assert found[0] == found[1]
     assert len(found[0]) == 8
     assert capsys.readouterr().err == 2 * "dltune: not tuned: StatefulDataLoader overrides __iter__.\n"
+
+
+def test_without_memory_for_its_counters_the_training_goes_on_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("autotune.online.worker.RawArray", mock.Mock(side_effect=OSError("read-only file system")))
+    loader = autopilot(DataLoader(Waiting(), 8))
+    assert [len(list(loader)) for _ in range(2)] == [8, 8]
+    assert type(loader) is DataLoader
+    assert capsys.readouterr().err == "dltune: not tuned: OSError: read-only file system.\n"
+
+
+class Sealed(DataLoader[Any]):
+    """A loader whose attributes cannot change."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if "_iterator" in vars(self):
+            raise RuntimeError(f"{name} is sealed")
+        super().__setattr__(name, value)
+
+
+def test_a_loader_whose_class_cannot_change_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(list(autopilot(Sealed(Waiting(), 8)))) == 8
+    sentence = "not tuned: Sealed cannot be derived from (RuntimeError: __class__ is sealed)."
+    assert capsys.readouterr().err == f"dltune: {sentence}\n"
+
+
+class WithLoader(Waiting):
+    """Samples that a tuned loader of the dataset loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = autopilot(DataLoader(Waiting(length=16), 8), None)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([len(list(self.inner)), type(self.inner) is DataLoader])
+
+
+def test_a_loader_of_a_dataset_is_plain_in_a_worker(capfd: pytest.CaptureFixture[str]) -> None:
+    for batch in DataLoader(WithLoader(), 2, num_workers=1):
+        assert batch.tolist() == [[2, True], [2, True]]
+    assert capfd.readouterr().err == ""
+
+
+class Unsized(BatchSampler):
+    """Batches whose number is not known before they are drawn."""
+
+    def __len__(self) -> int:
+        raise LookupError("it is not known yet")
+
+
+def test_a_length_that_cannot_be_read_does_not_end_the_training() -> None:
+    sampler = Unsized(range(64), batch_size=8, drop_last=False)
+    loader: Any = autopilot(DataLoader(Waiting(), batch_sampler=sampler), None)
+    iterator = iter(loader)
+    with pytest.raises(LookupError, match="not known yet"):
+        len(iterator)
+    assert sum(len(batch) for batch in iterator) == 64
 
 
 def test_deterministic_algorithms_keep_the_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,8 +74,20 @@ def fail_in_init(fail: Callable[[], object], own: int, worker: int) -> None:
         fail()
 
 
+class MuteError(Exception):
+    """An error whose text cannot be read."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def raise_mute() -> None:
+    raise MuteError
+
+
 FAILURES = {
     "raise": (raise_error, "OSError: this worker cannot read"),
+    "raise an error without a text": (raise_mute, r"\(MuteError\)"),
     "are killed": (be_killed, "exited unexpectedly|killed by signal"),
     "hang": (hang, "they returned no batch for 1.5 s"),
 }
@@ -335,8 +347,8 @@ class PreemptedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("is_starting", [False, True], ids=["while it waits for a batch", "while workers start"])
-def test_an_error_of_a_signal_handler_ends_the_training(is_starting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("moment", ["while it waits for a batch", "while workers start", "while its dataset is read"])
+def test_an_error_of_a_signal_handler_ends_the_training(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def preempt(*_: object) -> None:
         raise PreemptedError
 
@@ -346,11 +358,17 @@ def test_an_error_of_a_signal_handler_ends_the_training(is_starting: bool, monke
         signal.raise_signal(signal.SIGALRM)
         return fork()
 
+    def signal_and_explain(*_: object) -> str:
+        signal.raise_signal(signal.SIGALRM)
+        return ""
+
     epoch = make_epoch(DataLoader(Failing(0, list, seconds=0.02), 8))
+    if moment == "while its dataset is read":
+        monkeypatch.setattr("autotune.online.shared_state.SharedState.explain", signal_and_explain)
 
     def change(epoch: Epoch) -> None:
         if epoch.delivered == 2:
-            if is_starting:
+            if moment == "while workers start":
                 monkeypatch.setattr("os.fork", signal_and_fork)
             epoch.change(FOUR)
         elif epoch.delivered == 4:

@@ -426,7 +426,8 @@ def test_a_process_that_the_script_forks_is_not_tuned(tmp_path: Path) -> None:
 def test_a_class_of_loaders_that_cannot_be_derived_from_is_left_alone(run_here: RunHere) -> None:
     found = run_here(HOSTILE_CLASS)
     assert found.stdout == "64\n"
-    assert "not tuned: Base.__init_subclass__() missing 1 required keyword-only argument: 'key'" in found.stderr
+    reason = "TypeError: Base.__init_subclass__() missing 1 required keyword-only argument: 'key'"
+    assert f"not tuned: Keyed cannot be derived from ({reason})." in found.stderr
 
 
 def test_a_loader_that_is_made_again_while_its_iterator_is_held_is_tuned(run_here: RunHere) -> None:

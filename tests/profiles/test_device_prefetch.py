@@ -5,13 +5,14 @@ import sys
 from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import autotune
-from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
+from autotune.profiles.device_prefetch import DeviceCopier, find_tensors, prefetch_batches
 
 CPU = torch.device("cpu")
 
@@ -109,6 +110,14 @@ def test_nested_batches_keep_their_shape() -> None:
     assert (moved["name"], moved["n"], moved["labelled"].source) == ("x", 3, "web")
     found = [moved["pair"].left, moved["pair"].right[0], moved["pair"].right[1][0], moved["labelled"].images]
     assert [tensor.device for tensor in (*found, moved["labelled"].labels[0])] == [META] * 5
+
+
+def test_tensors_of_objects_that_refer_to_each_other_are_found_once() -> None:
+    cells = [SimpleNamespace(value=torch.zeros(number), near=[]) for number in range(30)]
+    for one in cells:
+        one.near.extend(cells)  # there are more paths than anything could follow
+    assert {len(one) for one in find_tensors(cells)} == set(range(30))
+    assert len(list(find_tensors(cells))) == 30
 
 
 def test_mappings_keep_their_type_and_custom_types_move_by_their_own_method() -> None:
