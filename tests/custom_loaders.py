@@ -255,6 +255,10 @@ def make_nothing() -> int:
     return 7
 
 
+def make_fixed() -> DataLoader[torch.Tensor]:
+    return DataLoader(Numbers(), batch_size=4)
+
+
 def make_ignoring_settings(batch_size: int = 8, num_workers: int = 0) -> Any:
     return DataLoader(Numbers(), batch_size=4)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from autotune.protocol import messages
-from autotune.protocol.measurement import RankWaits, StopReason
+from autotune.protocol.measurement import Measurement, RankWaits, StopReason
 from autotune.protocol.messages import Channel, ChannelClosedError, FailureReport, LostRankReport, Report
 from autotune.system.procfs import die_with_parent
 
@@ -244,9 +244,16 @@ def merge_reports(reports: dict[int, Report], ranks: int) -> Report:
     slowest = measured[waits.index(max(waits))]
     changes: dict[str, Any] = {"peak_gpu_bytes": max(one.peak_gpu_bytes for one in measured), "ranks": ()}
     for waits_of_rank, one in zip(slowest.ranks, measured, strict=True):
-        samples = one.epochs[0].samples if one.epochs[0].closed_after is None else one.epoch_samples or 0
-        changes["ranks"] += (waits_of_rank.model_copy(update={"samples": samples}),)
+        changes["ranks"] += (waits_of_rank.model_copy(update={"samples": _count_epoch_samples(one)}),)
     return messages.TrialReport(measurement=slowest.model_copy(update=changes))
+
+
+def _count_epoch_samples(measured: Measurement) -> int:
+    """Return the samples of a whole epoch, by their mean number in a batch if they are not known; 0 if unknown."""
+    first = measured.epochs[0]
+    if first.closed_after is None:
+        return first.samples
+    return measured.epoch_samples or round((measured.epoch_batches or 0) * first.samples / max(1, first.batches))
 
 
 def reseed_rngs() -> None:

@@ -96,7 +96,7 @@ class Supervisor:
         supervisor = os.getpid()
         try:
             self._folder = _make_folder()
-            with (self._folder / "log").open("ab") as log:
+            with (self._folder / procfs.LOG_FILE).open("ab") as log:
                 pid = _fork()
                 if not pid:
                     try:

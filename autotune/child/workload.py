@@ -142,7 +142,7 @@ def import_script(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
-    return module
+    return sys.modules[name]  # which it may have replaced
 
 
 def _import_module(name: str, attribute: str) -> ModuleType:
@@ -213,6 +213,11 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
     fixed = [one for one in SETTABLE if one in given or not accepts(function, one)]
     own = CustomLoader(name, make, arguments, dict.fromkeys(fixed))
     made = own.make(required)
+    if not any(accepts(function, one) for one in SETTABLE):
+        raise UsageError(
+            f"--loader {name}: it takes none of the settings that are searched. Give it parameters such as num_workers "
+            f"and prefetch_factor, and pass them on to its loader; or tune the loader it returns: --dataset {name}."
+        )
     known = {one: defaults[one] for one in LOADER_SETTINGS if type(defaults.get(one)) in (int, bool)}
     if isinstance(made, IterableLoader):
         is_asked = ends_with_sampler is None and "batch_size" not in {*fixed, *known}

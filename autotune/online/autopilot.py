@@ -311,11 +311,10 @@ class Autopilot:
         if controller.settings == controller.own:
             return f"num_workers={own} stays: {now.rate:.3g} batches/s{self._list_others()}, waits {waits} of the time."
         then, predicted = controller.own_window or now, "" if controller.own in controller.windows else " (predicted)"
-        changed = f"num_workers={workers} (was {own})"
-        if workers == own:
-            changed = f"prefetch_factor={prefetch} (was {own_prefetch})"
+        changes = [f"num_workers={workers} (was {own})"] if workers != own else []
+        changes += [f"prefetch_factor={prefetch} (was {own_prefetch})"] if workers and prefetch != own_prefetch else []
         return (
-            f"{changed}: {now.rate:.3g} batches/s, before {then.rate:.3g}{predicted}; "
+            f"{' and '.join(changes)}: {now.rate:.3g} batches/s, before {then.rate:.3g}{predicted}; "
             f"waits {waits} of the time, before {then.wait_share:.0%}{predicted}."
         )
 

@@ -53,7 +53,8 @@ def run_script(script: str, arguments: Sequence[str], options: Options, *, is_mo
     else:
         path = Path(script).absolute()
         if not os.path.isfile(path):  # noqa: PTH113  # False, not an error, if its folder may not be read
-            raise UsageError(f"{script} is not a file. Run: dltune run train.py ARGS.")
+            other = f"; to tune a dataset in trials: dltune --dataset {script}" if ":" in script else ""
+            raise UsageError(f"{script} is not a file. Run: dltune run train.py ARGS{other}.")
         if not sys.flags.safe_path:
             sys.path[0] = str(path.resolve().parent)
     main.__file__, vars(main)["__builtins__"] = str(path), builtins

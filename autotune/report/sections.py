@@ -22,7 +22,7 @@ BOTTLENECKS: Final = {
     "io": "I/O",
     "transfer": "inter-process transfer",
     "copy": "copies to the device",
-    "epoch": "worker restart at every epoch",
+    "epoch": "the start of each epoch",
 }
 
 

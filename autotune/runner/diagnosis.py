@@ -306,12 +306,12 @@ def start_error(reply: Reply, workload: WorkloadRequest, output: str = "") -> Us
     for ours in (UsageError, WorkloadError):
         if kind == f"{ours.__module__}.{ours.__name__}":
             return ours(message)
+    usual = f"Loading the first batches of {workload.dataset} in the training process failed"
     sources: dict[Stage, str] = {
         "running step": f"The training step ({workload.describe_step()}) failed on a batch",
-        "step": f"The step factory {workload.step} failed",
+        "step": usual if workload.step is None else f"The step factory {workload.step} failed",
         "dataset": f"The dataset factory {workload.dataset} failed",
     }
-    usual = f"Loading the first batches of {workload.dataset} in the training process failed"
     details = f"{output}\n{reply.details}" if kind == "SystemExit" else reply.details
     return WorkloadError(f"{sources.get(reply.stage, usual)}: {text}", details)
 

@@ -27,7 +27,7 @@ from autotune.runner.diagnosis import Reply, TrialFailure
 from autotune.runner.hangs import find_blocking, read_all_stacks
 from autotune.runner.resources import Limits, ResourceMonitor
 from autotune.runner.supervisor_client import SupervisorClient, select_torch_variables
-from autotune.system.procfs import PROC, STACKS_FILE, read_text, remove_folder, signal_all
+from autotune.system.procfs import LOG_FILE, PROC, STACKS_FILE, read_text, remove_folder, signal_all
 from autotune.system.signals import raise_lost_interrupt
 from autotune.units import format_seconds
 
@@ -57,7 +57,7 @@ class TrialProcess:
             on_error.callback(ours.close)
             self._pidfd, self._folder = supervisor.start(theirs.fileno(), working_dir)
             on_error.pop_all()
-        self._log_path = self._folder / "log"
+        self._log_path = self._folder / LOG_FILE
         self._channel = messages.Channel(ours)
         self.monitor = ResourceMonitor(supervisor.supervisor_pid)
 
@@ -237,7 +237,8 @@ class TrialRunner:
         if is_late and not isinstance(reply, FailureReport):
             raise UsageError(
                 f"Nothing could be tried: {self._workload.dataset} was not loaded and profiled after the "
-                f"{format_seconds(max_seconds)} that --timeout had left for it. Allow more time."
+                f"{format_seconds(max_seconds)} that --timeout had left for it. Allow more time; a script that "
+                'trains when it is imported needs if __name__ == "__main__".'
             )
         raise diagnosis.start_error(reply, self._workload, output)
 

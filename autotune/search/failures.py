@@ -54,14 +54,18 @@ def find_culprit(trials: Sequence[TrialResult]) -> Literal["workers", "data"] | 
 
 
 def describe_failure(trials: Sequence[TrialResult], cause: Cause) -> str:
-    """Describe a failure, as in `in 3 of 4 trials (1,920 samples) it raised ValueError: bad header, with workers`."""
+    """Describe a failure, as in `in 3 of 4 trials (1,920 samples) it raised ValueError: bad header, with workers`.
+
+    The training step fails in the training process, whether there are workers or not.
+    """
     sides = dict(zip(("with", "without"), _split(trials), strict=True))
     sides = {name: side for name, side in sides.items() if cause in map(cause_of, side)}
     tried = [one for side in sides.values() for one in side]
     failed = [one for one in tried if cause_of(one) == cause]
-    subject = "the training step" if failed[0].in_step else "it"
     counts = f"in {len(failed)} of {len(tried):,} trials ({_count_samples(tried):,} samples)"
-    return f"{counts} {subject} {_shorten(failed[0])}, {' and '.join(sides)} workers"
+    if failed[0].in_step:
+        return f"{counts} the training step {_shorten(failed[0])}"
+    return f"{counts} it {_shorten(failed[0])}, {' and '.join(sides)} workers"
 
 
 def _shorten(failure: TrialResult) -> str:

@@ -27,7 +27,8 @@ TRIAL_VARIABLE: Final = "DLTUNE_TRIAL"  # in the environment of every process of
 STACK_SIGNAL: Final = signal.SIGRTMIN + 10  # at which a process of a trial dumps its stacks; no other code uses it
 PF_EXITING: Final = 4  # a flag in /proc/PID/stat
 EMPTY_SECONDS: Final = 0.5  # a new segment of shared memory has no content for some microseconds
-STACKS_FILE: Final = "stacks"  # in the temporary folder of the trial
+LOG_FILE: Final = ".dltune-log"  # of a trial, in its temporary folder
+STACKS_FILE: Final = ".dltune-stacks"
 THREADS_AWARE_OF_FORKS: Final = ("jemalloc_bg_thd",)  # of pyarrow: jemalloc ends it in the child, and starts it again
 
 _RECEIVED_BYTES: Final = struct.Struct("128xQ")  # `tcpi_bytes_received` of the kernel's struct tcp_info

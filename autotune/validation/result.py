@@ -238,7 +238,7 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
     workload, loader, is_loading = plan.workload, config.dataloader, bottleneck in ("io", "cpu")
     size = batch_samples(config, workload)
     collate = workload.collate_cost.at(size)
-    load = max(workload.load_cost.at(size), collate)  # measured in this process, and in a worker
+    load = max(workload.load_cost.at(size), collate, 1e-9)  # measured in this process, and in a worker
     if workload.epoch_state is not None and loader.num_workers and not loader.persistent_workers:
         yield (
             f"The dataset may change between epochs ({workload.epoch_state}), and persistent workers would keep their "
@@ -268,7 +268,8 @@ def suggest_improvements(plan: Plan, config: LoaderConfig, bottleneck: schema.Bo
         yield from _find_limit(plan, config, size)
     if bottleneck == "epoch":
         keep = "" if loader.persistent_workers or workload.epoch_state else "set persistent_workers=True, or "
-        yield f"Every short epoch fills the queue again: {keep}use a sampler that repeats the data in one epoch."
+        repeat = "use a sampler that repeats" if workload.kind == "map" else "have __iter__ repeat"
+        yield f"Every short epoch fills the queue again: {keep}{repeat} the data in one epoch."
     if bottleneck == "copy" and workload.h2d is not None:
         yield (
             f"Copying to the device is the bottleneck, at {format_bytes(workload.h2d.of(pinned=loader.pin_memory))}/s: "

@@ -112,3 +112,15 @@ def test_the_measurement_is_that_of_the_rank_that_waited_most_with_the_samples_o
     merged = report.measurement
     assert merged.epochs[0].wait_seconds == pytest.approx(4.0)
     assert ([rank.samples for rank in merged.ranks], merged.peak_gpu_bytes) == ([1000, 1000], 7)
+
+
+@pytest.mark.parametrize(("known", "batches", "samples"), [(7000, 80, 7000), (None, 80, 8000), (None, None, 0)])
+def test_the_samples_of_an_epoch_that_ended_early_are_known_or_those_of_its_batches(
+    known: int | None, batches: int | None, samples: int
+) -> None:
+    measured = measure(0.4, 1).measurement
+    epochs = (measured.epochs[0].model_copy(update={"closed_after": 10}),)
+    changes = {"epochs": epochs, "epoch_samples": known, "epoch_batches": batches}
+    report = TrialReport(measurement=measured.model_copy(update=changes))
+    merged: Any = merge_reports({0: report, 1: report}, 2)
+    assert [rank.samples for rank in merged.measurement.ranks] == [samples, samples]

@@ -200,6 +200,10 @@ def test_the_rates_of_equal_failures_decide(results: tuple[TrialResult, ...], cu
             [fail(2, "crashed", message="lost a worker process: killed. Advice"), WORKS],
             "in 1 of 1 trials (40 samples) it lost a worker process: killed, with workers",
         ),
+        (
+            [fail(2).model_copy(update={"in_step": True})],
+            "in 1 of 1 trials (40 samples) the training step raised KeyError: 'handle'",
+        ),
     ],
 )
 def test_a_failure_is_described_with_its_rate(trials: list[TrialResult], text: str) -> None:

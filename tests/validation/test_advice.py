@@ -39,6 +39,7 @@ LINE = CostlyLine(file="/home/ada/train/data.py", line=12, source="image = decod
         ("cpu", {"costly_lines": (LINE,)}, "71% in data.py:12 (`image = decode(path)`)"),
         ("cpu", {"step_cpus": 1.9}, "torch.set_num_threads(1)"),
         ("epoch", {}, "set persistent_workers=True, or use a sampler that repeats the data"),
+        ("epoch", {"kind": "iterable"}, "set persistent_workers=True, or have __iter__ repeat the data"),
     ],
 )
 def test_a_cause_outside_the_loader_has_a_sentence(
@@ -55,6 +56,7 @@ def test_a_cause_outside_the_loader_has_a_sentence(
         ("io", WAITING | {"kind": "iterable"}),
         ("io", WAITING | {"cpu_share": 1.0}),
         ("cpu", {"collate_cost": make_cost(1e-5)}),
+        ("cpu", {"collate_cost": make_cost(0.0), "load_cost": make_cost(0.0)}),
     ],
 )
 def test_without_a_cause_there_is_no_advice(bottleneck: Bottleneck, workload: dict[str, Any]) -> None:
