@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import random
@@ -316,3 +317,11 @@ def make_no_step() -> int:
 def make_unpicklable() -> Workload:
     """Make samples that cannot be sent to another process, which hangs."""
     return Workload(dataset=Given(lambda index: (number for number in range(3))), collate_fn=list)
+
+
+def make_with_exit_handlers(path: str) -> Dataset[Any]:
+    """Make a file that is removed at exit, before another exit handler hangs."""
+    Path(path).touch()
+    atexit.register(time.sleep, 3600)
+    atexit.register(Path(path).unlink)
+    return make_honest()

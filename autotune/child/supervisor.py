@@ -23,6 +23,7 @@ the trial.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -233,7 +234,9 @@ def serve_trial(connection: int, *, is_fork: bool) -> NoReturn:
     if not is_fork:  # the supervisor has frozen its objects
         gc.freeze()  # else each worker's garbage collector touches, and copies, what a training process does not have
     serve_tuner(Channel(socket.socket(fileno=connection)))
-    os._exit(0)  # threads and exit handlers of the user's code must not keep a finished process alive
+    with contextlib.suppress(BaseException):  # of the user's code, which may remove its temporary files
+        atexit._run_exitfuncs()
+    os._exit(0)  # threads of the user's code must not keep a finished process alive
 
 
 def _import_torch() -> bool:

@@ -38,6 +38,7 @@ EXIT_SECONDS: Final = 5.0  # between the end of a process's connection and its e
 MAX_RELEASE_SECONDS: Final = 15.0  # hung workers are joined for 5 s each; rather end the child
 MAX_PROBE_STALLS: Final = 4.0  # times the stall time: a probe
 MAX_LOAD_STALLS: Final = 20.0  # times the stall time: importing torch and calling the dataset's factory
+EXIT_HANDLER_SECONDS: Final = 1.0  # for those of the user's code, before all processes are killed
 STALL_SHARE: Final = 0.5  # of the time that --timeout leaves: a hang must not take all of it
 MIN_STALL_SECONDS: Final = 15.0  # for the start of workers in a late trial
 MAX_TICK_SECONDS: Final = 10.0  # between readings; if more pass, dltune itself was stopped, as with Ctrl-Z
@@ -49,6 +50,7 @@ class TrialProcess:
 
     def __init__(self, supervisor: SupervisorClient, working_dir: str, progress: ProgressListener) -> None:
         self.batches = 0  # that the running command last reported
+        self._is_busy = False  # with a command
         self._supervisor = supervisor
         self._progress = progress
         self._on_device, self._is_sampled = False, True
@@ -69,7 +71,7 @@ class TrialProcess:
     def send(self, command: messages.Command) -> None:
         """Send a command; `receive` waits for the report, also if the process has ended."""
         keeps_workers = isinstance(command, TrialRequest) and command.config.dataloader.persistent_workers
-        self._is_sampled = not keeps_workers
+        self._is_sampled, self._is_busy = not keeps_workers, not isinstance(command, messages.ReleaseCommand)
         with contextlib.suppress(ChannelClosedError):
             self._channel.send(command.model_dump_json())
 
@@ -80,6 +82,7 @@ class TrialProcess:
         reply: Reply
         try:
             reply = self._await_report(limits)
+            self._is_busy = False
         except ChannelClosedError:
             reply = self._describe_exit(limits, self._poll(EXIT_SECONDS))
         except ValidationError as error:
@@ -149,6 +152,8 @@ class TrialProcess:
         if self._pidfd < 0:
             return
         self._channel.close()
+        if not self._is_busy:
+            wait([self._pidfd], EXIT_HANDLER_SECONDS)
         if survivors := self._supervisor.end_trial(self.monitor.list_owners()):
             self._progress.show_warning(describe_survivors(survivors))
         os.close(self._pidfd)

@@ -29,6 +29,14 @@ def honest(leaves_nothing: None) -> Iterator[TrialRunner]:
         yield runner
 
 
+def test_exit_handlers_of_the_dataset_run_for_a_while(tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    with open_runner("make_with_exit_handlers", dataset_args={"path": str(temporary)}) as runner:
+        assert runner.run(make_request(2)).status == "completed"
+        assert temporary.exists()
+    assert not temporary.exists()
+
+
 @pytest.mark.parametrize(("workers", "is_ahead"), [(0, True), (2, True), (2, False)])
 def test_a_whole_epoch_delivers_what_the_sampler_promised(honest: TrialRunner, workers: int, is_ahead: bool) -> None:
     request = make_request(workers)
