@@ -10,15 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from autotune.system.procfs import STACK_SIGNAL, STACKS_FILE, TRIAL_VARIABLE
+from autotune.system.worker_errors import report_unsent_data
 
 PACKAGE_DIR: Final = str(Path(__file__).parents[1])
 FETCH_FILE: Final = "torch/utils/data/_utils/fetch.py"  # where a loader asks a dataset for samples
-UNSENT: Final = "(A worker could not send this to the training process.)"
 WORKER_EXIT_GRACE_SECONDS: Final = 1.0  # between the end of a worker's connections and its own
 
 
@@ -67,27 +66,6 @@ def dump_stacks_on_signal() -> None:
         path = Path(os.environ[TRIAL_VARIABLE], STACKS_FILE)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         faulthandler.register(STACK_SIGNAL, file=descriptor)
-
-
-def report_unsent_data() -> None:
-    """Have each worker send an error in place of data that cannot be pickled; torch's loader waits for it forever."""
-    Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # a hook of multiprocessing
-
-
-def _send_error(queue: Queue[Any], error: Exception, lost: Any) -> None:
-    from torch._utils import ExceptionWrapper
-    from torch.utils.data import get_worker_info
-
-    worker = get_worker_info()
-    if worker is None or not isinstance(lost, tuple) or len(lost) != 2:  # a queue of the user's own
-        traceback.print_exception(error)
-        return
-    number, data = lost
-    if not isinstance(data, ExceptionWrapper):
-        data = ExceptionWrapper((type(error), error, error.__traceback__), f"in DataLoader worker process {worker.id}")
-    data.exc_type = RuntimeError  # the original class may be the one that cannot be pickled
-    data.exc_msg = f"{data.exc_msg.rstrip()}\n{UNSENT}"
-    queue.put((number, data))
 
 
 def set_up_worker(worker_init: Callable[[int], None] | None, worker_id: int) -> None:

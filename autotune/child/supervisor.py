@@ -11,8 +11,8 @@ One JSON object per packet:
     {"end": [processes that were seen to belong to the trial]}
                                           -> {"survivors": [...]}
 
-The folder is the trial's private temporary folder, with its output in `log`. The supervisor makes it, so that it can
-always remove it.
+The folder is the trial's private temporary folder, with its output in `.dltune-log`. The supervisor makes it, so that
+it can always remove it.
 
 The supervisor has one thread, never runs the user's code, and is a child subreaper: every process of a trial stays its
 descendant, also if it leaves the session or loses its parent. It imports torch once, and later the installed libraries
@@ -28,6 +28,7 @@ import contextlib
 import gc
 import importlib
 import json
+import multiprocessing.util
 import os
 import resource
 import signal
@@ -37,12 +38,14 @@ import tempfile
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from autotune.child.errors import dump_stacks_on_signal, report_unsent_data
+from autotune.child.errors import dump_stacks_on_signal
 from autotune.system import procfs
+from autotune.system.worker_errors import report_unsent_data
 
 MAX_TMPDIR_BYTES: Final = 48  # paths of sockets end at 107: 25 more for a trial, and 34 for torch_shm_manager
 MAX_REQUEST_BYTES: Final = 2**17
@@ -217,10 +220,20 @@ def _serve_as_child(connection: int, *, can_fork: bool) -> NoReturn:
         os.set_inheritable(connection, True)
         os.execv(sys.executable, [sys.executable, "-P", "-m", "autotune.child.supervisor", str(connection)])  # noqa: S606  # nothing is quoted
     tempfile.tempdir = None
+    _forget_exit_handlers()
     from autotune.child.distributed import reseed_rngs
 
     reseed_rngs()
     serve_trial(connection, is_fork=True)
+
+
+def _forget_exit_handlers() -> None:
+    """Leave the exit handlers of imported libraries to the supervisor: what they remove is of all trials."""
+    atexit._clear()
+    for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # private
+        one.atexit = False
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]  # the next one registers them again
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]  # of processes that a trial starts
 
 
 def serve_trial(connection: int, *, is_fork: bool) -> NoReturn:

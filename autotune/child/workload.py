@@ -213,7 +213,7 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
     fixed = [one for one in SETTABLE if one in given or not accepts(function, one)]
     own = CustomLoader(name, make, arguments, dict.fromkeys(fixed))
     made = own.make(required)
-    if not any(accepts(function, one) for one in SETTABLE):
+    if isinstance(made, DataLoader) and not any(accepts(function, one) for one in SETTABLE):
         raise UsageError(
             f"--loader {name}: it takes none of the settings that are searched. Give it parameters such as num_workers "
             f"and prefetch_factor, and pass them on to its loader; or tune the loader it returns: --dataset {name}."

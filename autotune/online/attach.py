@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from autotune.errors import UsageError
 from autotune.online.autopilot import Autopilot, Options, Stats
+from autotune.online.group import defer_signals
 from autotune.online.worker import describe_error
 from autotune.system.software import MAX_TMPDIR_BYTES, find_tmpdir, read_start_method_in_force
 
@@ -40,6 +41,7 @@ def _iterate(loader: Any) -> Iterator[Any]:
     return state.start_epoch(loader)
 
 
+@defer_signals()
 def make_state(loader: Any) -> str:
     """Make the state of a loader to which the autopilot is attached; return why that failed."""
     make = partial(Autopilot, loader, loader.autopilot_options)

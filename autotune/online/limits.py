@@ -6,8 +6,6 @@ import os
 from contextlib import suppress
 from typing import Any, Final
 
-import torch
-
 from autotune.online.group import list_workers
 from autotune.online.shared_state import SharedState
 from autotune.profiles.device_prefetch import find_tensors
@@ -52,9 +50,9 @@ class WorkerLimits:
     def measure_batch(self, batch: Any) -> None:
         """Take the size of a batch into account, which workers return through /dev/shm."""
         with suppress(Exception):  # of a type of its own
-            storages = dict(_measure_storage(one) for one in find_tensors(batch) if one.device.type == "cpu")
-            self._batch_bytes = max(self._batch_bytes, sum(storages.values()))
-            self._batch_tensors = max(self._batch_tensors, len(storages))
+            sizes = [one.numel() * one.element_size() for one in find_tensors(batch) if one.device.type == "cpu"]
+            self._batch_bytes = max(self._batch_bytes, sum(sizes))
+            self._batch_tensors = max(self._batch_tensors, len(sizes))
 
     def measure_workers(self) -> str:
         """Take the private memory of running workers into account; return a reason if it exceeds the budget."""
@@ -104,11 +102,3 @@ class WorkerLimits:
     def _read_budget(self, used: int) -> int:
         available = self._memory.read() + used * self._processes
         return min(parse_budget(self._max_memory, available), available) // self._processes
-
-
-def _measure_storage(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return what identifies the memory of a tensor, and its bytes: workers send all of it, also for a view."""
-    if tensor.layout == torch.strided:
-        storage = tensor.untyped_storage()
-        return storage.data_ptr(), storage.nbytes()
-    return id(tensor), tensor.numel() * tensor.element_size()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import traceback
 from contextlib import suppress
@@ -30,7 +31,7 @@ from autotune.profiles.schema import (
 )
 from autotune.profiles.store import read_profiles, save_profile, update_file
 from autotune.system.machine import Accelerator, Hardware, read_gpus, read_machine
-from autotune.system.software import read_local_rank, read_software
+from autotune.system.software import is_library, read_local_rank, read_software
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -103,8 +104,10 @@ def _identify(loader: DataLoader[Any], size: int | None, processes: int) -> Work
 
 
 def _find_preparer() -> Preparer | None:
-    """Return the library that iterates over the loader, and so has made it."""
-    modules = {frame.f_globals.get("__name__") for frame, _ in traceback.walk_stack(None)}
+    """Return the library that iterates over the loader, which has usually made it."""
+    frames = (frame for frame, _ in traceback.walk_stack(None))
+    ours = itertools.takewhile(lambda frame: is_library(frame.f_code.co_filename), frames)
+    modules = {frame.f_globals.get("__name__") for frame in ours}
     if "transformers.trainer" in modules:
         return "transformers"
     return "accelerate" if "accelerate.data_loader" in modules else None

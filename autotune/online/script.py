@@ -107,6 +107,8 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
     def attach_and_iterate(loader: Any) -> Iterator[Any]:
         if get_worker_info() is not None or isinstance(loader, GroupLoader) or os.getpid() != process:
             return iterate(loader)  # of a process that the script has forked, too
+        if hasattr(type(loader), "autopilot_options"):  # a method of the user's class calls this one
+            return iter(loader)
         place = loader.__dict__.get(_PLACE) or find_place()  # a copy has none
         samples = ""
         with suppress(Exception):  # one line may make several loaders, and make each again in every epoch

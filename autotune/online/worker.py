@@ -8,12 +8,12 @@ import os
 import pickle
 import time
 from collections.abc import Callable
-from multiprocessing.queues import Queue
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
 
 import torch.utils.data._utils.worker as torch_worker
-from torch._utils import ExceptionWrapper
+
+from autotune.system.worker_errors import UNSENT, report_unsent_data
 
 MAX_WORKERS: Final = 1024  # of all groups of an epoch; later ones share the counters of earlier ones
 _FIELDS: Final = 4  # batches, their seconds, their CPU seconds; seconds from the start to the first batch
@@ -93,7 +93,7 @@ def start_worker(
         started: When the group was started, of `time.perf_counter`.
         worker_id: Its number in its group.
     """
-    Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # a hook of multiprocessing
+    report_unsent_data()
     if parent and os.getppid() != parent:  # it has ended meanwhile, and torch would wait for another parent
         os._exit(1)
     gc.freeze()
@@ -109,19 +109,14 @@ def start_worker(
         init(number)
 
 
-def _send_error(queue: Queue[Any], error: Exception, lost: Any) -> None:
-    """Send an error in place of a batch that cannot be pickled, for which torch's loader would wait forever."""
-    if isinstance(lost, tuple) and len(lost) == 2:  # else of the user's own queue
-        unsent = RuntimeError(f"a worker could not send a batch ({describe_error(error)})")
-        queue.put((lost[0], ExceptionWrapper((RuntimeError, unsent, None))))
-
-
 def describe_error(error: BaseException) -> str:
     """Return type and first line of an error, of a worker's own one if torch sends it with its traceback."""
     try:
         lines = str(error).strip().splitlines() or [""]
     except Exception:  # of the user's class
         lines = [""]
+    if lines[-1] == UNSENT:
+        return f"a worker could not send a batch ({lines[-2]})"
     if lines[0].startswith("Caught "):
-        return lines[-1].removeprefix("Original ")
+        return lines[-1]
     return f"{type(error).__name__}: {lines[0]}".removesuffix(": ")

@@ -5,16 +5,23 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+from collections import UserString
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+MAX_DEPTH: Final = 1000  # of objects within objects
+
 
 def find_tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """Yield every tensor in a batch, in a stable order; the parts of an object only once."""
+    """Yield every tensor in a batch, in a stable order; the parts of an object only once.
+
+    Raises:
+        RecursionError: It is nested too deeply, such as a sequence whose items are new sequences.
+    """
     seen, left = dict[int, Any](), [iter([batch])]  # an object that is kept cannot give its id to another one
     while left:
         part = next(left[-1], left)
@@ -23,12 +30,14 @@ def find_tensors(batch: Any) -> Iterator[torch.Tensor]:
         elif isinstance(part, torch.Tensor):
             yield part
         elif id(part) not in seen and (parts := _list_parts(part)) is not None:
+            if len(left) > MAX_DEPTH:
+                raise RecursionError("a batch is nested too deeply")
             seen[id(part)] = part
             left.append(iter(parts))
 
 
 def _list_parts(value: Any) -> Iterable[Any] | None:
-    if isinstance(value, str | bytes | type | Enum):
+    if isinstance(value, str | UserString | bytes | type | Enum):
         return None
     if isinstance(value, Mapping):
         return list(value.values())

@@ -112,7 +112,7 @@ class SupervisorClient:
             working_dir: Where it runs.
 
         Returns:
-            Its pidfd, and its private temporary folder, whose file `log` has its stdout and stderr.
+            Its pidfd, and its private temporary folder, whose file `.dltune-log` has its output.
         """
         self.prepare()
         if not self._has_imported and not self._import_modules():

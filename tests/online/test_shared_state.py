@@ -566,7 +566,10 @@ def make_differentiable(samples: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("collate", "words"),
-    [(make_local, "PicklingError: Can't"), (make_differentiable, "RuntimeError: Cowardly refusing to serialize")],
+    [
+        (make_local, "_pickle.PicklingError: Can't"),
+        (make_differentiable, "RuntimeError: Cowardly refusing to serialize"),
+    ],
 )
 def test_a_batch_that_no_worker_could_send(collate: Any, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     loader: Any = autopilot(DataLoader(Reading(int), 8, collate_fn=collate), None)

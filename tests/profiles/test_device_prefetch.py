@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import UserDict, namedtuple
-from collections.abc import Callable, Iterator
+from collections import UserDict, UserString, namedtuple
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +118,22 @@ def test_tensors_of_objects_that_refer_to_each_other_are_found_once() -> None:
         one.near.extend(cells)  # there are more paths than anything could follow
     assert {len(one) for one in find_tensors(cells)} == set(range(30))
     assert len(list(find_tensors(cells))) == 30
+
+
+class Endless(Sequence[Any]):
+    """A sequence of new sequences."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: Any) -> Any:
+        return Endless()
+
+
+def test_texts_have_no_tensors_and_a_sequence_without_an_end_is_an_error() -> None:
+    assert list(find_tensors([UserString("text"), "text"])) == []
+    with pytest.raises(RecursionError):
+        list(find_tensors(Endless()))
 
 
 def test_mappings_keep_their_type_and_custom_types_move_by_their_own_method() -> None:

@@ -83,6 +83,18 @@ def test_a_process_is_forked_with_the_libraries_that_were_imported_once(
     assert found["torch's compiler is imported"] == str(bool(modules))
 
 
+def test_what_an_imported_library_removes_at_exit_is_there_for_all_trials(
+    add_module: AddModule, tmp_path: Path
+) -> None:
+    add_module("library", f"import atexit, pathlib; atexit.register(pathlib.Path({str(tmp_path / 'shared')!r}).unlink)")
+    (tmp_path / "shared").touch()
+    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
+        client.import_once(["library"])
+        assert run_fresh(runner).status == "completed"
+        runner.close()
+        assert (tmp_path / "shared").exists()
+
+
 @pytest.mark.parametrize(("parts", "is_imported"), [({"step": "m:s"}, True), ({"step_seconds": 0.01}, False)])
 def test_what_optimizers_import_is_imported_once_for_a_real_step(
     parts: dict[str, Any], is_imported: bool, tmp_path: Path
