@@ -233,7 +233,6 @@ def _forget_exit_handlers() -> None:
     for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # private
         one.atexit = False
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]  # the next one registers them again
-    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]  # of processes that a trial starts
 
 
 def serve_trial(connection: int, *, is_fork: bool) -> NoReturn:
@@ -247,6 +246,8 @@ def serve_trial(connection: int, *, is_fork: bool) -> NoReturn:
     if not is_fork:  # the supervisor has frozen its objects
         gc.freeze()  # else each worker's garbage collector touches, and copies, what a training process does not have
     serve_tuner(Channel(socket.socket(fileno=connection)))
+    end_workers = multiprocessing.util._exit_function  # type: ignore[attr-defined]  # private
+    atexit.unregister(end_workers)  # the supervisor does, and removes their segments
     with contextlib.suppress(BaseException):  # of the user's code, which may remove its temporary files
         atexit._run_exitfuncs()
     os._exit(0)  # threads of the user's code must not keep a finished process alive

@@ -12,6 +12,7 @@ import pytest
 
 from autotune.config import MAX_TEXT_LENGTH
 from autotune.protocol.messages import TrialRequest
+from autotune.system.procfs import LOG_FILE
 from tests.conftest import list_trial_processes
 from tests.faults.conftest import ROWS
 from tests.faults.hostile import LIES
@@ -339,7 +340,7 @@ def test_a_module_that_fails_is_quoted_with_the_users_line(code: str, text: str,
 def test_a_flood_of_output_neither_fills_the_disk_nor_changes_the_result() -> None:
     with hostile("make_flood").open_runner() as runner:
         result = runner.run(make_trial())
-        sizes = [log.stat().st_size for log in Path(tempfile.gettempdir()).glob("dltune-*/log")]
+        sizes = [log.stat().st_size for log in Path(tempfile.gettempdir()).glob(f"dltune-*/{LOG_FILE}")]
     assert result.status == "completed", result.message
     assert sizes
     assert max(sizes) < 8 * MIB
