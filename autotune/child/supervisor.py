@@ -28,7 +28,6 @@ import contextlib
 import gc
 import importlib
 import json
-import multiprocessing.util
 import os
 import resource
 import signal
@@ -220,7 +219,6 @@ def _serve_as_child(connection: int, *, can_fork: bool) -> NoReturn:
         os.set_inheritable(connection, True)
         os.execv(sys.executable, [sys.executable, "-P", "-m", "autotune.child.supervisor", str(connection)])  # noqa: S606  # nothing is quoted
     tempfile.tempdir = None
-    _forget_exit_handlers()
     from autotune.child.distributed import reseed_rngs
 
     reseed_rngs()
@@ -228,7 +226,10 @@ def _serve_as_child(connection: int, *, can_fork: bool) -> NoReturn:
 
 
 def _forget_exit_handlers() -> None:
-    """Leave the exit handlers of imported libraries to the supervisor: what they remove is of all trials."""
+    """Leave the exit handlers of imported libraries to the supervisor: what they remove is of all trials.
+
+    That of multiprocessing would end workers; the supervisor does, and removes their segments.
+    """
     atexit._clear()
     for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # private
         one.atexit = False
@@ -238,6 +239,7 @@ def _forget_exit_handlers() -> None:
 def serve_trial(connection: int, *, is_fork: bool) -> NoReturn:
     """Serve the tuner behind a descriptor until it closes the connection."""
     os.set_inheritable(connection, False)
+    _forget_exit_handlers()
     dump_stacks_on_signal()
     report_unsent_data()
     from autotune.child.server import serve_tuner
@@ -246,8 +248,6 @@ def serve_trial(connection: int, *, is_fork: bool) -> NoReturn:
     if not is_fork:  # the supervisor has frozen its objects
         gc.freeze()  # else each worker's garbage collector touches, and copies, what a training process does not have
     serve_tuner(Channel(socket.socket(fileno=connection)))
-    end_workers = multiprocessing.util._exit_function  # type: ignore[attr-defined]  # private
-    atexit.unregister(end_workers)  # the supervisor does, and removes their segments
     with contextlib.suppress(BaseException):  # of the user's code, which may remove its temporary files
         atexit._run_exitfuncs()
     os._exit(0)  # threads of the user's code must not keep a finished process alive

@@ -206,7 +206,7 @@ class Decoded(Dataset[torch.Tensor]):
         return 100_000
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(40e-3)
+        time.sleep(20e-3)
         return self.flip(index)
 
     def flip(self, index: int) -> torch.Tensor:

@@ -38,8 +38,8 @@ LANES: Final = (  # mostly they wait, for a moment or for an end
 PHASES: Final = {"": 3.5, "Profiled ": 1.2, "trial ": 1.2, "Validation run 1": 1.5}  # seconds after a word to kill in
 WEIGHTS: Final = (4, 3, 3, 2)
 ARRIVING_SECONDS: Final = 180.0  # until a run says the word: four runs at a time may share two busy CPUs
-ENDING_SECONDS: Final = 120.0  # for a run that was asked to end; usually it takes one
-VANISHING_SECONDS: Final = 120.0  # for what a killed run has started, which may be importing torch
+ENDING_SECONDS: Final = 30.0  # for a run that was asked to end; usually it takes one
+VANISHING_SECONDS: Final = 30.0  # for what a killed run has started, which may be importing torch
 COMMAND: Final = (
     *(*DLTUNE, "--verbose", "--sampler", "random", "--trials", "10"),
     *("--batch-size", "8", "--trial-time", "0.2s", "--epochs", "1", "--step-time", "1ms"),

@@ -52,7 +52,7 @@ def test_a_whole_epoch_delivers_what_the_sampler_promised(honest: TrialRunner, w
 def test_the_seconds_of_a_trial_begin_when_workers_are_there_that_take_longer_to_start(
     factory: str, method: Any
 ) -> None:
-    request = make_request(workers=1).model_copy(update={"seconds": 1.0})
+    request = make_request(workers=1).model_copy(update={"seconds": 0.3})
     config = request.config.model_copy(update={"process": ProcessSettings(multiprocessing_context=method)})
     with open_runner(factory, dataset_args={"samples": 1_000_000}) as runner:
         result = runner.run(request.model_copy(update={"config": config}))
