@@ -148,7 +148,8 @@ def prepare_run(
 def describe_slow_start(workload: WorkloadRequest, seconds: float) -> str:
     """Describe that the processes of trials start slowly, with the next step."""
     module, _, name = workload.dataset.partition(":")
+    step = "" if workload.step is None else " and make the step"
     return (
-        f"Each process of a trial takes {format_seconds(seconds)} to import {module}, call {name} and make the step. "
+        f"Each process of a trial takes {format_seconds(seconds)} to import {module} and call {name}{step}. "
         f'To tune faster, put what it does not need, such as the training, under if __name__ == "__main__".'
     )

@@ -63,6 +63,7 @@ class Setting:
     def check(self, value: Any) -> Choice:
         """Return a value as a configuration holds it; raise pydantic.ValidationError if it cannot have this value."""
         model = (DataLoaderSettings.model_fields | ProcessSettings.model_fields)[self.name]
+        value = str(value) if self.is_range and isinstance(value, bool) else value  # pydantic takes True for 1
         adapter: TypeAdapter[Choice] = TypeAdapter(Annotated[model.annotation, *model.metadata, None])  # type: ignore[arg-type]  # a type made at run time
         return adapter.validate_python(value)
 

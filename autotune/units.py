@@ -55,9 +55,9 @@ def format_bytes(count: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Write a duration in a suitable unit, as in `7.9 ms`, `3.2 s`, `3m12` or `40 days`."""
-    if seconds < 1:
-        return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
-    if seconds < 60:
+    if seconds < 0.99995:  # below what becomes 1000.0 ms
+        return f"{seconds * 1e6:.0f} us" if seconds < 0.9995e-3 else f"{seconds * 1e3:.1f} ms"
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -67,4 +67,9 @@ def format_seconds(seconds: float) -> str:
 
 def format_rate(per_second: float) -> str:
     """Write samples per second with at least three significant digits, as in `1,811/s`."""
-    return f"{per_second:,.{2 if per_second < 10 else 1 if per_second < 100 else 0}f}/s"
+    return f"{per_second:,.{2 if per_second < 9.995 else 1 if per_second < 99.95 else 0}f}/s"
+
+
+def format_count(count: int, noun: str) -> str:
+    """Write a number of things, as in `1 trial` or `12,000 samples`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -310,6 +310,11 @@ def make_popping_step() -> Callable[[Any], None]:
     return lambda batch: batch.pop("labels").sum()
 
 
+def make_labels() -> Workload:
+    """Make a stream of batches that `make_popping_step` leaves nothing of."""
+    return Workload(dataset=Sharded(), collate_fn=lambda rows: {"labels": torch.stack(rows)})
+
+
 def make_no_step() -> int:
     return 5
 

@@ -647,7 +647,7 @@ def test_processes_that_start_slowly_are_explained_before_the_first_trial() -> N
             prepare_run(request, MACHINE, waiting_workload(), runner, TimeBudget(request))
     assert listener.events == [
         "plan",
-        "Each process of a trial takes 14.0 s to import pkg, call make and make the step. To tune faster, put what it "
+        "Each process of a trial takes 14.0 s to import pkg and call make. To tune faster, put what it "
         'does not need, such as the training, under if __name__ == "__main__".',
         "plan",
     ]

@@ -106,7 +106,7 @@ class CudaStepTimer:
         """Record the end of the step; wait for the device if it is many steps behind."""
         self._pending.append((self._begun, self._record()))
         if len(self._pending) > MAX_STEPS_AHEAD:
-            self._pending[-MAX_STEPS_AHEAD - 1][1].synchronize()
+            self._pending[0][1].synchronize()
             self.read()
 
     def read(self) -> tuple[list[float], float]:

@@ -143,6 +143,7 @@ def profile_workload(
         shards=next((n for n in shards if type(n) is int and n > 0 and workload.kind == "iterable"), None),
         baseline=workload.baseline,
         is_from_data_module=workload.owner is not None,
+        gives_loader=workload.gives_loader,
         prepared_by=workload.prepared_by,
         loader_class=None if own is None else own.name,
         fixed_settings=dict(workload.fixed),
@@ -210,7 +211,7 @@ def _check_getitems(parts: Workload, size: int) -> None:
     indices = list(islice(range(len(dataset)) if parts.sampler is None else parts.sampler, size))
     returned = dataset.__getitems__(indices)
     is_batch = parts.collate_fn not in (None, default_collate) and count_samples(returned, len(indices)) == len(indices)
-    if len(returned) != len(indices) and not is_batch:  # a collate function may take what is a batch already
+    if not is_batch and len(returned) != len(indices):  # a collate function may take what is a batch already
         raise WorkloadError(
             f"The dataset's __getitems__ returned {len(returned)} samples for {len(indices)} indices: it must return "
             "one for each, or throughputs are wrong and training skips data."

@@ -75,7 +75,8 @@ def complete_profile(
     workload: LoadedWorkload, command: ProbeCommand, profile: WorkloadProfile, on_phase: OnPhase
 ) -> WorkloadProfile:
     """Return the profile with the costs of workers and checks of their data; values that cannot be measured remain."""
-    watch = SharedWatch(workload.parts.batch_sampler or workload.parts.sampler or ())
+    samplers = workload.parts.batch_sampler, workload.parts.sampler
+    watch = SharedWatch(next((one for one in samplers if one is not None), ()))
     profile = _measure_workers(workload, command, profile, on_phase, watch)
     watch.look()
     if watch.found is None:

@@ -18,13 +18,15 @@ class SampleCountError(Exception):
 
 
 def count_samples(batch: Any, expected: int) -> int:
-    """Return the number of samples in a batch: the rows of its tensors, or the length of its first sequence.
+    """Return the number of samples in a batch: the rows of its tensors or arrays, or the length of its first sequence.
 
     If any tensor or list has the expected length, that is it: others may hold something else, such as boxes or images.
     A short batch that has lists is as long as the longest part below that. `expected` is at most 1 if it is unknown.
     """
     lengths = [int(tensor.shape[0]) for tensor in find_tensors(batch) if tensor.dim()]
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    shapes = [getattr(one, "shape", None) for one in (parts if isinstance(parts, list | tuple) else [parts])]
+    lengths += [shape[0] for shape in shapes if isinstance(shape, tuple) and shape]  # of numpy or JAX
     is_sequence = isinstance(parts, Sequence) and not isinstance(parts, str | bytes)
     lists = [len(one) for one in (parts, *parts) if isinstance(one, list | tuple)] if is_sequence else []
     if expected in lengths or (expected > 1 and expected in lists):
@@ -44,6 +46,8 @@ class SampleCountTracker:
     """Compares the samples that workers deliver with those that an iterable dataset delivers in one process."""
 
     samples: int | None = None  # of an epoch in one process; None if unknown
+    is_claimed: bool = False  # by the length of the dataset; then no epoch was counted
+    are_duplicated: bool = False  # each worker delivers a whole epoch, as the probe has found
     reads_worker_info: bool = False  # then workers may each draw an epoch, as of shards drawn with replacement
 
     def is_multiplied(self, samples: int) -> bool:
@@ -52,16 +56,21 @@ class SampleCountTracker:
 
     def check_shares(self, delivered: int, *, dropped: int, is_whole: bool) -> None:
         """Raise SampleCountError if workers repeat data, or leave out more than `dropped` samples of last batches."""
-        if self.is_multiplied(delivered) and not self.reads_worker_info:
+        if self.are_duplicated or (self.is_multiplied(delivered) and not self.reads_worker_info):
             raise SampleCountError(
-                f"delivered {delivered} samples of a dataset of {self.samples}: each of its workers returns all the "
+                f"delivered {delivered} samples of a dataset {self._describe()}each of its workers returns all the "
                 "data. Shard it in __iter__ by get_worker_info(), or tune with --max-workers 1"
             )
         if is_whole and delivered + dropped < INCOMPLETE_RATIO * (self.samples or 0):
             raise SampleCountError(
-                f"delivered {delivered} samples of a dataset of {self.samples}: the shards of its workers leave some "
+                f"delivered {delivered} samples of a dataset {self._describe()}the shards of its workers leave some "
                 "out. Check how __iter__ uses get_worker_info()"
             )
+
+    def _describe(self) -> str:
+        if self.is_claimed:
+            return f"whose length is {self.samples}: it is wrong, or "
+        return f"of {'unknown length' if self.samples is None else self.samples}: "
 
 
 def check_batches(arrived: int, handed_out: int | None, earlier: Sequence[int] | None) -> None:

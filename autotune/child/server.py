@@ -98,7 +98,8 @@ class TrialServer:
         from autotune.child.step import make_step
         from autotune.child.workload import load_workload, take_share
 
-        sys.path.insert(0, str(Path.cwd()))
+        folder = Path.cwd()  # the user's code may change it
+        sys.path.insert(0, str(folder))
         request = command.workload
         self._stage = "device"
         self._device = resolve_device(request.device, 0 if self._world is None else self._world.rank)
@@ -114,9 +115,10 @@ class TrialServer:
             counted = known.counted_samples if command.ranks == 1 else None  # ranks may divide an epoch
             self._workload.sample_counts.samples = counted
             self._workload.sample_counts.reads_worker_info = known.reads_worker_info
+            self._workload.sample_counts.are_duplicated = known.workers_duplicate_data
         self._stage = "step"
         self._show(f"making the step ({request.describe_step()})")
-        step = make_step(request, self._device)
+        step = make_step(request, self._device, folder)
 
         def watched(batch: Any) -> None:
             self._in_step = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -20,10 +21,10 @@ FEATURES: Final = 1024  # of each tensor of a sample that the built-in model use
 HIDDEN: Final = 64
 
 
-def make_step(request: WorkloadRequest, device: torch.device) -> Step:
-    """Return the step that a request asks for."""
+def make_step(request: WorkloadRequest, device: torch.device, folder: Path) -> Step:
+    """Return the step that a request asks for; its file is relative to `folder`."""
     if request.step is not None:
-        step = _call_factory(import_attribute(request.step), device)
+        step = _call_factory(import_attribute(request.step, folder), device)
         if not callable(step):
             raise UsageError(f"--step {request.step}: it returned a {type(step).__name__}, not a function step(batch).")
         return step
@@ -57,8 +58,8 @@ class BuiltInStep:
 
     def __call__(self, batch: Any) -> None:
         """Train on the tensors of one batch."""
-        given = (one for one in find_tensors(batch) if one.numel())
-        tensors = [_select_features(one.to(self._device, non_blocking=True)) for one in given]
+        dense = (one for one in find_tensors(batch) if one.layout is torch.strided and not one.is_nested)
+        tensors = [_select_features(one.to(self._device, non_blocking=True)) for one in dense if one.numel()]
         if tensors:
             self._optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(sum(self._layer(tensor).square().mean() for tensor in tensors))
@@ -69,5 +70,6 @@ def _select_features(tensor: torch.Tensor) -> torch.Tensor:
     """Shape a tensor of any shape and type as (samples, 1024) floats."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    rows = tensor.reshape(tensor.shape[0] if tensor.dim() else 1, -1)[:, :FEATURES].detach().float()
+    rows = tensor.reshape(tensor.shape[0] if tensor.dim() else 1, -1)[:, :FEATURES].detach()
+    rows = rows.to(torch.get_default_dtype())
     return nn.functional.pad(rows, (0, FEATURES - rows.shape[1]))

@@ -212,11 +212,11 @@ class TrialRun:
             if callable(set_epoch := getattr(part, "set_epoch", None)):  # as trainers do
                 set_epoch(number)
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
-        if not self._loader.ends_with_sampler:  # stop an abandoned epoch's workers before the clock starts
-            self._iterator = self._batch = None
         if self._loader.ends_with_sampler:
             rest = count_last_samples(self._epoch_samples, self._loader, self._workload)
             self._loader.index_source.open(limit, last_batch_samples=rest)
+        else:  # stop an abandoned epoch's workers before the clock starts
+            self._iterator = self._batch = None
         timer = make_step_timer(self._device)
         late = 0.0 if self._traces else self._first_use_seconds
         recorder = EpochRecorder(self._loader, timer, late, is_map=self._is_map)
@@ -227,12 +227,13 @@ class TrialRun:
         batches = self._iterator if self._copier is None else prefetch_batches(self._iterator, self._copier)
         timer.ask()
         for self._batch in batches:  # as in training, a batch lives until the next one arrives
+            samples = 0 if self._is_map else count_samples(self._batch, self._loader.batch_size or 1)
             timer.begin()
-            self._step(self._batch)
+            self._step(self._batch)  # which may change it
             is_whole = self._ranks.sync_step()
             timer.end()
             recorder.batches += 1
-            recorder.delivered += 0 if self._is_map else count_samples(self._batch, self._loader.batch_size or 1)
+            recorder.delivered += samples
             if abandoned := self._on_batch_end(recorder, limit) or not is_whole:
                 break
             timer.ask()
@@ -279,7 +280,7 @@ class TrialRun:
             dropped = self._workers * (self._loader.batch_size or 1) if self._loader.drop_last else 0
             counts.check_shares(delivered, dropped=dropped, is_whole=is_whole)
             if counts.samples is None and self._workload.parts.batched:  # no epoch was counted: its own length
-                claimed = replace(counts, samples=self._workload.expected_samples)
+                claimed = replace(counts, samples=self._workload.expected_samples, is_claimed=True)
                 claimed.check_shares(delivered, dropped=dropped, is_whole=False)
         elif is_whole:
             counts.samples = delivered

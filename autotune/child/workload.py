@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
@@ -43,6 +43,9 @@ from autotune.profiles.schema import Preparer
 from autotune.request import Workload, WorkloadRequest, split_import_string
 from autotune.settings import SETTINGS, SettingName, config_from_values
 from autotune.system.procfs import read_smaps
+
+START_METHOD: Final = "multiprocessing_context"
+MAX_SPLITS: Final = 1000  # in a list; a longer one has samples
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,18 +103,28 @@ class LoadedWorkload:
         return max(0, read_smaps("self")["Anonymous"] - self.inherited_bytes)
 
     @property
+    def gives_loader(self) -> bool:
+        """Whether the factory returned a plain DataLoader, or a Workload that has arguments of one."""
+        arguments = (one for one in dataclasses.fields(Workload) if one.name not in ("dataset", START_METHOD))
+        is_given = any(getattr(self.parts, one.name) is not one.default for one in arguments)
+        return self.own is None and (self.baseline is not None or is_given)
+
+    @property
     def forks_workers(self) -> bool:
         """Whether its workers are forked, and so inherit the memory and open files of the training process."""
         return is_forking(self.parts.multiprocessing_context)
 
 
-def import_attribute(text: str) -> Any:
-    """Import an attribute by its import string, or raise UsageError; errors of the module itself are not changed."""
+def import_attribute(text: str, folder: Path = Path()) -> Any:
+    """Import an attribute by its import string, or raise UsageError; errors of the module itself are not changed.
+
+    Files are relative to `folder`, by default the current one, which the user's code may have changed since.
+    """
     parts = split_import_string(text)
     if parts is None:
         raise UsageError(f"{text}: not of the form package.module:attribute or file.py:attribute.")
     place, attribute = parts
-    module = import_script(Path(place)) if place.endswith(".py") else _import_module(place, attribute)
+    module = import_script(folder / place) if place.endswith(".py") else _import_module(place, attribute)
     try:
         return attrgetter(attribute)(module)
     except AttributeError:
@@ -126,7 +139,7 @@ def import_script(path: Path) -> ModuleType:
     """Import a script as a module of its name, by which spawned workers find it: its folder is first in `sys.path`."""
     file, name = path.resolve(), path.stem
     if not file.is_file():
-        raise UsageError(f"{path}: no such file in {Path.cwd()}.")
+        raise UsageError(f"{file.name}: no such file in {file.parent}.")
     sys.path.insert(0, str(file.parent))
     known = sys.modules.get(name)
     if known is not None:
@@ -358,7 +371,7 @@ def list_splits(made: Any) -> dict[str, Any]:
         return {}
     entries = getattr(made, "iterables", made)  # of Lightning's CombinedLoader
     if isinstance(entries, list | tuple):
-        entries = dict(enumerate(entries))
+        entries = dict(enumerate(entries)) if len(entries) <= MAX_SPLITS else None
     if not isinstance(entries, Mapping):
         return {}
     named = {str(name): entry for name, entry in entries.items()}

@@ -102,7 +102,8 @@ class RunDisplay(ProgressListener):
         from rich.console import Console
         from rich.live import Live
 
-        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
+        options: dict[str, Any] = {"quiet": quiet, "force_terminal": os.isatty(2)}  # CI sets FORCE_COLOR
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True, **options)
         self._verbose, self._started = verbose, self._clock()
         self._activity, self._activity_began = "starting", self._started
         self._rates: dict[LoaderConfig, float | None] = {}

@@ -58,7 +58,7 @@ def doctor(json: bool) -> None:
 
     Run it where training runs. A warning costs speed or certainty; a problem makes tuning impossible.
     """
-    with exit_on_error():
+    with exit_on_error(exit_code=2):
         from importlib.metadata import packages_distributions
 
         from autotune.system.cgroups import read_cpu_throttling

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -37,8 +38,12 @@ def show(file: str, profile: str | None, json: bool) -> None:
 
         chosen = read_file(Path(file)).profiles if profile is None else ()
         found = TunedFile(profiles=chosen or (select_profile(Path(file), profile),))
-        texts = [render_profile(one, file, name=name_in(file, one.workload_id)) for one in found.profiles]
-        print_result(format_file(found) if json else "\n\n".join(texts))
+        if json:
+            print_result(format_file(found))
+        else:
+            names = name_profiles(file)
+            texts = (render_profile(one, file, name=names.get(one.workload_id)) for one in found.profiles)
+            print_result("\n\n".join(texts))
 
 
 @click.command(
@@ -60,8 +65,9 @@ def report(file: str, profile: str | None, output: str | None, force: bool, **fo
         from autotune.report.render import render_html, render_markdown
 
         chosen, is_page = select_profile(Path(file), profile), form["format"] == "html"
-        text = (render_html if is_page else render_markdown)(chosen, file, name_in(file, chosen.workload_id))
-        write_or_print(text, output or ("report.html" if is_page else None), force=force, source=file)
+        text = (render_html if is_page else render_markdown)(chosen, file, name_profiles(file).get(chosen.workload_id))
+        path = output or ("report.html" if is_page else None)
+        write_or_print(text, path, force=force or _is_report(path), source=file)
 
 
 @click.command(
@@ -104,34 +110,34 @@ def merge(files: tuple[str, ...], output: str | None) -> None:
         from autotune.profiles.store import format_file, merge_profiles, read_file, update_file
 
         found = [read_file(Path(file)) for file in files]
-        if output is None:
+        if output in (None, "-"):
             print_result(format_file(merge_profiles(found)))
         else:
             update_file(Path(output), lambda stored: merge_profiles([stored, *found]))
             print_error(f"Wrote {output}.")
 
 
-def name_in(file: str, workload_id: str) -> str | None:
-    """Return the name of a workload if the file has several workloads, so that commands must name one."""
+def name_profiles(file: str) -> dict[str, str]:
+    """Return names by workload ids if a file has several workloads, so that commands must name one; else none."""
     from autotune.profiles.load import name_workloads
     from autotune.profiles.store import read_profiles
 
     names = name_workloads(read_profiles(Path(file)))
-    if len(names) < 2:
-        return None
-    return next((workload_id if name in ids else name for name, ids in names.items() if workload_id in ids), None)
+    named = {one: one if name in ids else name for name, ids in names.items() for one in ids}
+    return named if len(names) > 1 else {}
 
 
-def _is_report(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open(errors="replace") as file:
-        head = file.read(HEAD_CHARACTERS).lstrip()
+def _is_report(output: str | None) -> bool:
+    head = ""
+    with suppress(OSError, ValueError):  # there is no such file, or it cannot be written either
+        if Path(output or "").is_file():
+            with Path(output or "").open(errors="replace") as file:
+                head = file.read(HEAD_CHARACTERS).lstrip()
     return head.startswith(REPORT_STARTS[0]) or (head.startswith(REPORT_STARTS[1]) and REPORT_MARK in head)
 
 
 def write_or_print(text: str, output: str | None, *, force: bool, source: str) -> None:
-    """Print a text, or write it to a file: never the source, and only with `force` over a file that is no report."""
+    """Print a text, or write it to a file: never the source, and only with `force` over another one."""
     from autotune.profiles.store import write_atomically
 
     if output in (None, "-"):
@@ -141,7 +147,7 @@ def write_or_print(text: str, output: str | None, *, force: bool, source: str) -
     if path.resolve() == Path(source).resolve():
         raise OutputError(f"{path} is the tuned file itself. Pass another --output.")
     try:
-        if path.exists() and not force and not _is_report(path):
+        if path.exists() and not force:
             raise OutputError(f"{path} exists already. Pass --force to replace it.")
         write_atomically(path, text)
     except OSError as error:

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from autotune.cli.console import INTERRUPTED, NOTHING_MEASURED, RunDisplay, exit_on_error, print_error, print_result
 from autotune.cli.options import FILE, OUTPUT, PROFILE, TUNE_PARAMS, TUNES, TuneCommand, build_request, epilog, option
-from autotune.cli.show import name_in
+from autotune.cli.show import name_profiles
 from autotune.errors import UsageError
 from autotune.system.signals import defer_interrupts, raise_on_signals
 from autotune.units import format_rate
@@ -72,7 +72,8 @@ def _run_and_print(request: TuningRequest, options: dict[str, Any], earlier: Tun
                     found = tune(request, progress=progress, earlier=earlier, supervisor=supervisor)
                     progress.show_result(found.profile)
             with defer_interrupts():
-                name, width = name_in(request.output, found.profile.workload_id), get_terminal_size((100, 24)).columns
+                name = name_profiles(request.output).get(found.profile.workload_id)
+                width = get_terminal_size((100, 24)).columns
                 text = render_summary(found.profile, request.output, width=width, name=name)
                 document = found.profile.model_dump_json(indent=2)
                 print_result(document if options["json"] else text, f" The result is in {request.output}.")
@@ -141,7 +142,7 @@ def describe_check(found: CheckResult, file: str) -> str:
     """Describe the result of a check: whether it is valid, the reasons, and other differences."""
     from autotune.report.render import format_command
 
-    name = name_in(file, found.profile.partition("/")[2])
+    name = name_profiles(file).get(found.profile.partition("/")[2])
     advice = "Train again with dltune run" if found.is_from_training else f"Run: {format_command('retune', file, name)}"
     state = "is still valid" if found.is_valid else f"is out of date. {advice}"
     lines = [f"Profile {found.profile} {state}", *found.reasons, *(f"info: {one}" for one in found.info)]

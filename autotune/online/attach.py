@@ -33,7 +33,7 @@ def _iterate(loader: Any) -> Iterator[Any]:
     if loader.autopilot_state is None and not is_nested:
         reason = explain_refusal(loader, type(loader).__bases__[0]) or make_state(loader)
     if reason or is_nested:
-        if reason:
+        if reason and not CHOOSERS:  # else `dltune run` says so
             loader.autopilot_options.show(f"not tuned: {reason}.")
         detach(loader)
         return iter(loader)
@@ -150,7 +150,9 @@ def _end_workers(loader: Any, _iterator: None) -> None:
 
 def _reduce(loader: Any, _protocol: int) -> tuple[Any, ...]:
     """Copy and pickle a loader by the user's class and its attributes; the copy is tuned from its start."""
-    attributes = {name: value for name, value in vars(loader).items() if name != "autopilot_state"}
+    attributes = loader.__getstate__()
+    if isinstance(attributes, dict):
+        attributes = {name: value for name, value in attributes.items() if name != "autopilot_state"}
     if loader.autopilot_options.place:  # `dltune run` tunes every loader: its pickle needs no dltune
         return copyreg._reconstructor, (type(loader).__bases__[0], object, None), attributes  # type: ignore[attr-defined]
     return _remake, (type(loader).__bases__[0], loader.autopilot_options), attributes

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from autotune.errors import UsageError
 from autotune.online.controller import Controller
 from autotune.online.epoch import Epoch, EpochIterator
@@ -25,7 +27,6 @@ from autotune.system.software import read_local_rank, read_local_world_size
 from autotune.units import parse_budget
 
 if TYPE_CHECKING:
-    import torch
     from torch.utils.data import DataLoader
 
 Stats = dict[str, float]  # by name
@@ -64,9 +65,6 @@ class StatsCallback:
         is_importable = isinstance(self._on_stats, FunctionType) and "<" not in self._on_stats.__qualname__
         return StatsCallback, (self._on_stats if is_importable else None,)
 
-    def __copy__(self) -> StatsCallback:
-        return self
-
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -92,10 +90,6 @@ class Options:
         if self.on_stats is not None and not isinstance(self.on_stats, StatsCallback):
             object.__setattr__(self, "on_stats", StatsCallback(self.on_stats))
 
-    def __deepcopy__(self, _: object) -> Options:
-        """Return these options: a copied loader reports to the same `on_stats`."""
-        return self
-
     def show(self, sentence: str) -> None:
         """Print a sentence in the first process of this host, unless the user wants none."""
         if not self.quiet and read_local_rank() == 0:
@@ -112,15 +106,15 @@ class Autopilot:
 
     def __init__(self, loader: DataLoader[Any], options: Options) -> None:
         self._options, self._processes = options, read_local_world_size()
-        self._path = None if options.profile is None else Path(options.profile)
         self._limits = limits = WorkerLimits(
             options.max_memory,
             options.max_workers,
             self._processes,
             are_forked=find_start_method(loader) == "fork",
         )
-        own = WorkerSettings(loader.num_workers, loader.prefetch_factor or 2)
+        own = _read_settings(loader)
         self.facts = read_facts(loader, self._processes)
+        self._path = None if options.profile is None or self.facts.is_evaluation else Path(options.profile)
         start = None if self._path is None else find_start(self._path, self.facts)
         begin, known = start or (own, None)
         needs_workers = own.workers > 0 and loader.worker_init_fn is not None  # which prepares the dataset
@@ -135,6 +129,9 @@ class Autopilot:
         self._latest: weakref.ref[Epoch] | None = None  # that was started
         self._kept: list[WorkerGroup] = []  # persistent workers between two epochs
         self._seeds: torch.Generator | None = None  # of persistent workers
+        if (iterator := vars(loader).pop("_iterator", None)) is not None:  # of torch, with workers of an earlier epoch
+            self._seeds = torch.Generator().manual_seed(iterator._base_seed)
+            iterator._shutdown_workers()
         self._drift = ""  # what to say of it when it has converged again
         self._longest = 0  # batches of an epoch
         self._has_checked = False  # what workers would share with this process
@@ -161,7 +158,8 @@ class Autopilot:
     def continue_with(self, loader: DataLoader[Any]) -> bool:
         """Tune a loader that takes the place of an equal one, which no longer exists; return whether it is one."""
         wait_for_ending_workers()  # they hold the loader before
-        if self._loader() is not None or read_facts(loader, self._processes) != self.facts:
+        is_equal = read_facts(loader, self._processes) == self.facts and _read_settings(loader) == self.controller.own
+        if self._loader() is not None or not is_equal:
             return False
         self._follow(loader)
         self._seeds = None
@@ -184,6 +182,7 @@ class Autopilot:
             most = max(own.workers, self._limits.most_workers(prefetch, 0))
             if workers > most:
                 self.controller.settings = WorkerSettings(most, prefetch) if most else own
+                self.controller.known = None
             if workers > most or (loader.persistent_workers and workers):
                 self._windows.discard()  # only their first epoch starts them
         is_unchecked = not (own.workers or kept or self._has_checked) and self.controller.settings.workers > 0
@@ -195,8 +194,13 @@ class Autopilot:
         return self._iterate(epoch)
 
     def _iterate(self, epoch: Epoch) -> EpochIterator:
-        self._latest, iterator = weakref.ref(epoch), EpochIterator(epoch, self._before_batch, self._after_epoch)
-        self._iterators.add(iterator)
+        self._latest = weakref.ref(epoch)
+        iterator = next(iter(self._iterators), None) if epoch.loader.persistent_workers else None
+        if iterator is None:
+            iterator = EpochIterator(epoch, self._before_batch, self._after_epoch)
+            self._iterators.add(iterator)
+        else:
+            iterator.begin(epoch)
         return iterator
 
     def _end_epochs(self, *, are_replaced: bool = False) -> None:
@@ -290,13 +294,17 @@ class Autopilot:
 
     def finish(self) -> None:
         """At the end of the training, keep the best settings so far as the result."""
-        if not self.controller.has_converged:
+        controller = self.controller
+        if not controller.has_converged:
             window = self._windows.finish(self._epoch)
-            if window is not None and self.controller.known is None:
-                self.controller.add(window)
-            is_complete = self.controller.has_converged
-            self.controller.finish()
+            if window is not None and controller.known is None:
+                controller.add(window)
+            is_complete = controller.has_converged
+            controller.finish()
             self._save_result(is_complete=is_complete)
+        elif controller.watched is not None and self._windows.are_epochs and not controller.failure:
+            controller.windows[controller.settings] = controller.watched  # with the starts of workers in short epochs
+            self._save_result()
 
     def describe(self) -> str:
         """Describe in a sentence what it stays with, and why."""
@@ -325,6 +333,10 @@ class Autopilot:
             prefetch = "" if one.prefetch == own.prefetch else f" and prefetch_factor={one.prefetch}"
             rates += [f"{found.rate:.3g} with {one.workers}{prefetch}"] if one != own else []
         return f" ({', '.join(rates)})" if rates else ""
+
+
+def _read_settings(loader: DataLoader[Any]) -> WorkerSettings:
+    return WorkerSettings(loader.num_workers, loader.prefetch_factor or 2)
 
 
 def _end_all(groups: list[WorkerGroup]) -> None:

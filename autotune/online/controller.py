@@ -98,6 +98,7 @@ class Controller:
         self.costs: BatchCosts | None = None
         self.has_converged = False
         self.failure = ""
+        self.watched: Window | None = None  # the last one since it has converged
         self._low_windows, self.drifts = 0, 0
 
     @property
@@ -120,20 +121,22 @@ class Controller:
         """Return to the user's settings, and try no others: added workers failed."""
         self.settings, self.failure, self.has_converged = self.own, reason, True
 
-    def add(self, window: Window) -> WorkerSettings:
-        """Take a window with the current settings into account; return the settings of the next one."""
+    def add(self, window: Window) -> None:
+        """Take a window with the current settings into account, and choose those of the next one."""
         if self.failure:
             self.windows[self.own] = window
-            return self.own
+            return
         if (before := self.final_window) is not None:
-            return self._watch(window, before)
+            self._watch(window, before)
+            return
         is_first, current = not any(one.workers for one in self.windows), self.settings
         self.windows[current] = window
         self.costs = BatchCosts.measure(window) or self.costs
         if (known := self.known) is not None and window.rate > DRIFT_RATIO * known.rate:
-            self.has_converged = window.wait_share < known.wait_share + DRIFT_WAIT  # else the step is faster now
+            is_same = window.wait_share < known.wait_share + DRIFT_WAIT  # else the step is faster now
+            self.has_converged = is_same and self.own not in self._propose(current, is_first=is_first)
         if self.has_converged:
-            return self.settings
+            return
         self.known = None
         chosen = self._choose()
         basis = current if is_first else chosen
@@ -141,7 +144,6 @@ class Controller:
         new = [one for one in new if one not in self.windows]
         self.has_converged = not new
         self.settings = new[0] if new else chosen
-        return self.settings
 
     def begin_again(self) -> None:
         """Search again from the user's settings: the next windows do not compare with those so far."""
@@ -152,9 +154,12 @@ class Controller:
         if len(self.windows) > (1 if self.own.workers else 2):
             self.settings, self.has_converged = self._choose(), True
 
+    def _best_rate(self) -> float:
+        return max(one.rate for one in self.windows.values())
+
     def _choose(self) -> WorkerSettings:
         """Return the user's settings, or else the fewest workers, that are about as fast as the best."""
-        best = max(one.rate for one in self.windows.values())
+        best = self._best_rate()
         if self.own in self.windows and self.windows[self.own].rate >= OWN_RATIO * best:
             return self.own
         good = [one for one, found in self.windows.items() if found.rate >= TIE_RATIO * best]
@@ -164,11 +169,13 @@ class Controller:
         """List settings to try after these, the most likely first."""
         costs, (workers, prefetch), cpus = self.costs, basis, self.cpus
         window, tries = self.windows[basis], list[WorkerSettings]()
+        if self.own not in self.windows and (own := self.own_window) is not None and own.rate > self._best_rate():
+            tries.append(self.own)  # it began with the result of an earlier run
         if not workers:  # one worker shows what a worker costs
             one = WorkerSettings(min(1, self._limit(prefetch, 0)), prefetch)
-            return [one] if window.wait_share > MIN_WAIT_SHARE else []
+            return [*tries, one] if window.wait_share > MIN_WAIT_SHARE else tries
         if costs is None:
-            return []
+            return tries
         most = self._limit(prefetch, self.settings.workers)
         busy = window.worker_seconds / max(1e-9, workers * window.seconds)  # share of the workers' time
         can_wait_less = window.wait_share > MIN_WAIT_SHARE and busy > IDLE_SHARE
@@ -188,20 +195,19 @@ class Controller:
         if fewer > slower and (are_crowded or are_enough):
             tries.append(WorkerSettings(fewer, prefetch))
         is_cheap = not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
-        is_faster = costs.predict(0, cpus) > WORTHWHILE_GAIN * max(one.rate for one in self.windows.values())
+        is_faster = costs.predict(0, cpus) > WORTHWHILE_GAIN * self._best_rate()
         if is_cheap and is_faster and not self._needs_workers:
             tries.append(WorkerSettings(0, self.own.prefetch))
         return tries
 
-    def _watch(self, window: Window, before: Window) -> WorkerSettings:
+    def _watch(self, window: Window, before: Window) -> None:
         """Compare a window with the one in which it converged; start again after two that are slower and wait more."""
         is_low = (
             1.0 - window.wait_share < DRIFT_RATIO * (1.0 - before.wait_share)
             and window.wait_share > before.wait_share + DRIFT_WAIT
         )
-        self._low_windows = self._low_windows + 1 if is_low else 0
+        self._low_windows, self.watched = self._low_windows + 1 if is_low else 0, window
         if self._low_windows == 2 and self.drifts < MAX_DRIFTS:
-            self.windows, self.has_converged = {}, False
+            self.windows, self.has_converged, self.watched = {}, False, None
             self._low_windows, self.drifts = 0, self.drifts + 1
-            return self.add(window)
-        return self.settings
+            self.add(window)

@@ -88,19 +88,21 @@ class Epoch:
         self._last_free = -1  # the last slot that may be free
         self._is_too_late = False  # to start workers in this epoch
         self._source_end: Exception | type[Exception] = StopIteration  # or an error of the sampler
-        sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        self._source = iter(sampler)
+        self._source = iter(loader._index_sampler)
         if seeds is None:  # as DataLoader does: with workers, it iterates twice, and draws their seed between
             seeds = torch.Generator()  # a copy: the first group has the seeds of the plain loader's workers
             seeds.set_state(torch.get_rng_state() if loader.generator is None else loader.generator.get_state())
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
             if own.workers:
-                self._source = iter(sampler)
+                self._source = iter(loader._index_sampler)
         self.seeds = seeds
         self._first: WorkerSettings | None = None if kept else settings  # of a group that is not started yet
         if not kept:
             if own.workers:  # else the plain loader draws nothing from its sampler before the first batch
                 self._start_first()
+                if not self.settings.workers:
+                    with suppress(StopIteration):
+                        self._groups[0].plan(self._draw(is_ahead=True))
             return
         self.settings = _sum_up(kept)
         self.started_workers = max(one.first_worker + one.started for one in kept)
@@ -233,8 +235,8 @@ class Epoch:
 
     def end(self) -> None:
         """End all workers; those of open groups stay if the user's are persistent."""
-        is_kept = self.loader.persistent_workers and not self.failure
-        self.kept = [one for one in self._list_open() if is_kept and one.settings.workers]
+        lasting = [one for one in self._list_open() if self.loader.persistent_workers and one.settings.workers]
+        self.kept = [one for one in lasting if one.is_own or not self.failure]
         for group in self._groups:
             if group in self.kept:
                 group.rest()
@@ -356,9 +358,8 @@ class Epoch:
 
     def _make_loader(self, group: WorkerGroup, *, collects_garbage: bool) -> DataLoader[Any]:
         given, (workers, prefetch) = self.loader, group.settings
-        sampler: dict[str, Any] = {"batch_sampler": group}
-        if given.batch_sampler is None:
-            sampler = {"sampler": group, "batch_size": None}
+        is_batched = given._auto_collation
+        sampler: dict[str, Any] = {"batch_sampler": group} if is_batched else {"sampler": group, "batch_size": None}
         others: dict[str, Any] = {}
         if workers:
             group.first_worker = 0 if group.is_own else self.started_workers
@@ -415,8 +416,12 @@ class EpochIterator:
     def __init__(
         self, epoch: Epoch, before_batch: Callable[[Epoch], object], after_end: Callable[[Epoch], object]
     ) -> None:
-        self._epoch, self._before_batch, self._after_end = epoch, before_batch, after_end
-        self._has_ended = False
+        self._before_batch, self._after_end = before_batch, after_end
+        self.begin(epoch)
+
+    def begin(self, epoch: Epoch) -> None:
+        """Iterate over an epoch from now on, as torch's iterator does again if its workers are persistent."""
+        self._epoch, self._has_ended = epoch, False
         self._length: int | None = None  # after the end
 
     def __iter__(self) -> EpochIterator:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import operator
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -44,12 +46,16 @@ class LoaderFacts(NamedTuple):
     batch_size: int | None
     pin_memory: bool
     persistent_workers: bool
+    is_evaluation: bool = False  # whether a Trainer evaluates with it, whose arguments are for training, too
 
 
 def read_facts(loader: DataLoader[Any], processes: int) -> LoaderFacts:
     """Read the facts of a loader in one of several training processes."""
     persists, size = bool(loader.persistent_workers), _read_batch_size(loader)
-    return LoaderFacts(_identify(loader, size, processes), size, bool(loader.pin_memory), persists)
+    frames = _list_library_frames()
+    is_evaluation = any(frame.f_code.co_name == "evaluation_loop" for frame in frames)
+    workload = _identify(loader, size, processes, _find_preparer(frames))
+    return LoaderFacts(workload, size, bool(loader.pin_memory), persists, is_evaluation)
 
 
 def find_start(path: Path, facts: LoaderFacts) -> tuple[WorkerSettings, Window | None] | None:
@@ -85,7 +91,9 @@ def _is_result(profile: TunedProfile, facts: LoaderFacts, hardware: Hardware) ->
     return profile.is_from_training and is_same
 
 
-def _identify(loader: DataLoader[Any], size: int | None, processes: int) -> WorkloadIdentity:
+def _identify(
+    loader: DataLoader[Any], size: int | None, processes: int, prepared_by: Preparer | None
+) -> WorkloadIdentity:
     """Return the workload of a loader: its dataset by its class, and the batch size."""
     dataset, cls = loader.dataset, type(loader.dataset)
     length = None
@@ -98,16 +106,20 @@ def _identify(loader: DataLoader[Any], size: int | None, processes: int) -> Work
         sample_bytes=0,
         step="training run",
         gives_loader=True,
-        prepared_by=_find_preparer(),
+        prepared_by=prepared_by,
         nproc_per_node=processes,
     )
 
 
-def _find_preparer() -> Preparer | None:
-    """Return the library that iterates over the loader, which has usually made it."""
+def _list_library_frames() -> list[FrameType]:
+    """List the calls from the user's own code to this one."""
     frames = (frame for frame, _ in traceback.walk_stack(None))
-    ours = itertools.takewhile(lambda frame: is_library(frame.f_code.co_filename), frames)
-    modules = {frame.f_globals.get("__name__") for frame in ours}
+    return list(itertools.takewhile(lambda frame: is_library(frame.f_code.co_filename), frames))
+
+
+def _find_preparer(frames: Sequence[FrameType]) -> Preparer | None:
+    """Return the library that iterates over the loader, which has usually made it."""
+    modules = {frame.f_globals.get("__name__") for frame in frames}
     if "transformers.trainer" in modules:
         return "transformers"
     return "accelerate" if "accelerate.data_loader" in modules else None
@@ -143,7 +155,7 @@ def save_result(
         epochs=1,
         baseline=baseline,
         speedup=final.rate / own.rate if own is not None else None,
-        decision="no_change" if controller.settings == controller.own else "faster",
+        decision="no_change" if own is not None and final.rate <= own.rate else "faster",
         upper_bound_samples_per_second=size / controller.costs.step if controller.costs is not None else None,
         wait_share=final.wait_share,
         bottleneck=find_bottleneck(final, controller),

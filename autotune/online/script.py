@@ -28,6 +28,7 @@ from autotune.online.watch import MIN_SLOW_STEPS, WaitMeter
 from autotune.profiles.store import check_writable
 from autotune.system.software import is_library
 
+IN_TRIALS: Final = "To tune it in trials: dltune --dataset MODULE:NAME, or --loader MODULE:NAME."
 _PLACE: Final = "_dltune_place"  # attribute of a loader: the line of the user's code that made it
 
 
@@ -161,7 +162,7 @@ def describe_refused(refused: Mapping[str, WaitMeter]) -> Iterator[str]:
         if meter.batches >= MIN_SLOW_STEPS and meter.wait_share > MIN_WAIT_SHARE:
             yield (
                 f"{place}: {meter.batches / meter.seconds:.3g} batches/s, waits {meter.wait_share:.0%} of the time. "
-                "To tune it in trials: dltune --dataset MODULE:NAME, or --loader MODULE:NAME."
+                f"{IN_TRIALS}"
             )
 
 
@@ -181,7 +182,8 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_others: bool = False
             workers = f"num_workers={controller.settings.workers}, as an earlier run ({known.rate:.3g} batches/s then)"
             yield f"{place}: {workers}; too few batches to compare.{_describe_change(state)}"
         elif last is not None and last.wait_share > MIN_WAIT_SHARE:
-            yield f"{place}: waits {last.wait_share:.0%} of the time, but has too few batches to choose the workers."
+            waits = f"waits {last.wait_share:.0%} of the time"
+            yield f"{place}: {waits}, but has too few batches to choose the workers. {IN_TRIALS}"
         else:
             continue
         is_empty = False
@@ -196,10 +198,11 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_others: bool = False
 
 def _describe_change(state: Autopilot) -> str:
     now, own = state.controller.settings, state.controller.own
-    if now == own:
+    if now == own or state.facts.is_evaluation:
         return ""
     takes, prefix = "DataLoader", ""
+    others = "" if now.workers else " without settings of workers, such as persistent_workers"
     if state.facts.workload.prepared_by == "transformers":
         takes, prefix = "TrainingArguments", "dataloader_"
     prefetch = f", {prefix}prefetch_factor={now.prefetch}" if now.workers and now.prefetch != own.prefetch else ""
-    return f"\n        Use it: {takes}(..., {prefix}num_workers={now.workers}{prefetch})"
+    return f"\n        Use it: {takes}(..., {prefix}num_workers={now.workers}{prefetch}){others}"

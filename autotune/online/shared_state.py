@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 MIN_GROWTH: Final = 3  # entries; a file that is opened at the first sample may add one
 WATCHED_LOADS: Final = 3  # of the first batches: reading the connections takes 30 us
-WATCHED_DRAWS: Final = 50  # batches: some augmentations are rare
+WATCHED_DRAWS: Final = 50  # batches, in which random numbers and files are watched: some augmentations are rare
 FEW_GENERATORS: Final = 3  # reading the state of each takes 20 to 100 us
 MANY_GENERATORS: Final = 50
+START_WITH_ONE: Final = "to tune all the same, start with num_workers=1"
+CONNECT_LATER: Final = "connect in __getitem__, and start with num_workers=1"
 _File = tuple[str, str]  # descriptor and path
 _SIMPLE: Final = (bool, int, float, str)
 
@@ -57,7 +59,8 @@ class SharedState:
         self._read, self._opened = set[_File](), set[_File]()  # files that loading reads, and has opened
         self._generators, self._others = list[Any](), list[Any]()  # random ones of the dataset, and of the process
         self._draws = False  # whether loading draws from them
-        self._used = Counter[str]()  # connections and attributes that loads used, and how many
+        self._used = Counter[str]()  # what loads used, and how many
+        self._attributes: dict[str, Any] = {}  # after the last load
 
     def note(self, loader: DataLoader[Any]) -> None:
         """Note the state before the training process first loads batches itself."""
@@ -75,6 +78,8 @@ class SharedState:
         """Note what loading a batch in the training process may use."""
         is_close = self._loads < WATCHED_LOADS
         sent, attributes = (read_sent_bytes(), _read_simple_attributes(dataset)) if is_close else ({}, {})
+        changed = _list_changed(self._attributes, attributes)
+        self._used.update(f"not see that the training changes `{one}`; {START_WITH_ONE}" for one in changed)
         self._before = _Reading(self._read_positions(), sent, attributes, self._read_random_states())
 
     def end_sampling(self) -> None:
@@ -90,12 +95,11 @@ class SharedState:
             self._sizes = [(one, count_entries(one)) for one, _ in self._sizes]
         if self._loads < WATCHED_LOADS:
             self._opened.update(one for one in read_file_positions() if one not in (self._files or ()))
-            now, changed = read_sent_bytes(), _read_simple_attributes(dataset)
-            used = (f"share the connection to {one[1]}" for one, at in now.items() if sent.get(one, at) != at)
-            self._used.update(used)
-            same = attributes.keys() & changed.keys()
-            differing = (one for one in same if attributes[one] is not changed[one] and attributes[one] != changed[one])
-            self._used.update(f"change copies of `{one}`" for one in differing)
+            now, self._attributes = read_sent_bytes(), _read_simple_attributes(dataset)
+            used = (one[1] for one, at in now.items() if sent.get(one, at) != at)
+            self._used.update(f"share the connection to {one}; {CONNECT_LATER}" for one in used)
+            changed = _list_changed(attributes, self._attributes)
+            self._used.update(f"change copies of `{one}`; {START_WITH_ONE}" for one in changed)
         self._loads += 1
 
     def _read_random_states(self) -> list[Any]:
@@ -106,7 +110,7 @@ class SharedState:
 
     def _read_positions(self) -> dict[_File, int]:
         found = {}
-        for file in (*(self._files or ()), *self._opened):
+        for file in (*(self._files or ()), *self._opened) if self._loads < WATCHED_DRAWS else ():
             with suppress(OSError):  # it is closed
                 found[file] = os.lseek(int(file[0]), 0, os.SEEK_CUR)
         return found
@@ -118,20 +122,23 @@ class SharedState:
         if known is None:  # the workers that run may load in this way already
             return ""
         reason = self._explain_file(known, has_workers=loader.num_workers > 0)
-        if reason or loader.num_workers:  # whose `worker_init_fn` may connect again
+        is_prepared = loader.num_workers > 0 and loader.worker_init_fn is not None  # which may connect again
+        if reason or loader.num_workers > 1 or is_prepared:
             return reason
+        objects = list(list_objects(loader.dataset))
+        if any(map(is_connection, objects)):
+            return f"workers would share the dataset's connection; {CONNECT_LATER}"
+        if loader.num_workers:
+            return ""
         for used, loads in self._used.items():
             if loads > 1:  # the first use may connect, or prepare the dataset
-                return f"workers would {used}; to tune all the same, start with num_workers=1"
-        objects = list(list_objects(loader.dataset))
+                return f"workers would {used}"
         if any(map(is_running_thread, objects)):
-            return "workers would not have the dataset's threads; to tune all the same, start with num_workers=1"
+            return f"workers would not have the dataset's threads; {START_WITH_ONE}"
         noted = {id(one) for one in (*self._generators, *self._others)}
         has_new = self._loads and any(is_generator(one) and id(one) not in noted for one in objects)
         if loader.worker_init_fn is None and (self._draws or has_new):
             return "each worker would repeat the random numbers of the dataset's generator; seed it in worker_init_fn"
-        if any(map(is_connection, objects)):
-            return "workers would share the dataset's connection; connect in __getitem__, and start with num_workers=1"
         if any(count_entries(one) - size >= max(MIN_GROWTH, batches - 1) for one, size in sizes):
             return "the dataset keeps what it loads, and each worker would have a cache of its own"
         return ""
@@ -160,6 +167,13 @@ def _read_mode(descriptor: int) -> int:
 
 
 def _read_simple_attributes(dataset: Any) -> dict[str, Any]:
-    """Return the numbers and texts that a dataset has as attributes."""
+    """Return the numbers and texts that a dataset has as attributes, and its length."""
     found = read_attributes(dataset)
+    with suppress(Exception):  # of the user's class
+        found["__len__"] = len(dataset)
     return {name: value for name, value in found.items() if any(type(value) is one for one in _SIMPLE)}
+
+
+def _list_changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    same = before.keys() & after.keys()
+    return [one for one in same if before[one] is not after[one] and before[one] != after[one]]

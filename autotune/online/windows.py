@@ -80,7 +80,7 @@ class Windows:
         self._total = self._offset = Window()  # counts at the end of the epoch before; what to subtract in this one
         self._start: Window | None = None  # counts at the start of the window
         self._due = self._warm_up = 0  # batches of the epoch: until a change or a reading, and before a window
-        self._are_epochs = False  # whether windows consist of whole epochs
+        self.are_epochs = False  # whether windows consist of whole epochs
         self._is_resuming = False  # whether this epoch continues the window of the one before
         self._steps, self._step_seconds = 0, 0.0  # without pauses and the first steps of an epoch
         self._steps_since, self._noted = MIN_STEPS_BETWEEN, -1  # since a long step or a pause; the last batch
@@ -93,7 +93,7 @@ class Windows:
         What it takes to start workers in each epoch is a part of such a window.
         """
         self._offset = self._count().since(self._total)
-        if not self._are_epochs:
+        if not self.are_epochs:
             return None
         start = self._start or self._total
         window = self._total.since(start)
@@ -119,18 +119,18 @@ class Windows:
         if epoch.settings != settings:
             self._start, self._due = None, self._warm_up if change_after is None else change_after
         else:
-            self._due = _NEVER if self._are_epochs else self._warm_up
-        self._is_resuming = not self._are_epochs and self._start is not None
+            self._due = _NEVER if self.are_epochs else self._warm_up
+        self._is_resuming = not self.are_epochs and self._start is not None
 
     def follow(self, epoch: Epoch) -> None:
         """Measure an epoch from now on, which began before the training left another one."""
         self._offset = self._count(epoch.delivered, epoch.wait_seconds).since(self._total)
         self._is_resuming = epoch.settings == self._controller.settings and self._start is not None
-        self._due, self._are_epochs = epoch.delivered + self._warm_up * self._is_resuming, False
+        self._due, self.are_epochs = epoch.delivered + self._warm_up * self._is_resuming, False
 
     def restart(self, epoch: Epoch) -> None:
         """Begin a window with the next epoch if epochs are short, or when the batches under way are delivered."""
-        self._start, self._due = None, _NEVER if self._are_epochs else epoch.drawn
+        self._start, self._due = None, _NEVER if self.are_epochs else epoch.drawn
         self._is_resuming = False
 
     def leave(self, epoch: Epoch) -> None:
@@ -141,7 +141,7 @@ class Windows:
         self._skip_pause(epoch)
         self._total = self._read(epoch)
         if epoch.is_whole or epoch.delivered > WARM_UP_STEPS:
-            self._are_epochs = self._is_short(epoch)
+            self.are_epochs = self._is_short(epoch)
 
     def finish(self, epoch: Epoch | None) -> Window | None:
         """Return the window in which the training has ended, in this epoch or after one; None if it is too short."""
@@ -158,7 +158,7 @@ class Windows:
         After a window has ended, a second call before the same batch says whether the next one may begin.
         """
         if self._due == _NEVER and not self._is_short(epoch):  # though the one before was, or was left early
-            self._are_epochs = False
+            self.are_epochs = False
             self.restart(epoch)
         self._note_pause(epoch)
         return epoch.delivered >= self._due
@@ -227,7 +227,7 @@ class Windows:
         if self._pauses == RECURRING_PAUSES and may_recur and torch.cuda.is_initialized():
             self._do_pauses_recur = True
             self._controller.begin_again()
-            self._start, self._due = None, _NEVER if self._are_epochs else epoch.delivered
+            self._start, self._due = None, _NEVER if self.are_epochs else epoch.delivered
         elif not self._do_pauses_recur:
             self._skip_pause(epoch)
         elif self._pauses == 1:

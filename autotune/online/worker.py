@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import os
 import pickle
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
 
+import torch
 import torch.utils.data._utils.worker as torch_worker
 
 from autotune.system.worker_errors import UNSENT, report_unsent_data
@@ -57,11 +59,20 @@ class WorkerCounters:
         return sum(values[::_FIELDS]), sum(values[1::_FIELDS]), sum(values[2::_FIELDS])
 
 
+class _IndexPickler(pickle.Pickler):
+    """Pickles tensors without the rest of their storage, such as that of the permutation they are a part of."""
+
+    def reducer_override(self, one: Any) -> Any:
+        return one.clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL) if isinstance(one, torch.Tensor) else NotImplemented
+
+
 class TimedIndices:
     """A pickled batch of indices that notes when it arrives in a worker."""
 
     def __init__(self, indices: Any) -> None:
-        self._pickled = pickle.dumps(indices)
+        buffer = io.BytesIO()
+        _IndexPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(indices)
+        self._pickled = buffer.getvalue()
 
     def read(self) -> Any:
         """Return the indices."""

@@ -93,7 +93,8 @@ def compare_age(created_at: datetime, now: datetime, max_seconds: float | None) 
         return []
     if age < 0:
         return [Difference(f"created at {created_at:%Y-%m-%d %H:%M}, which is in the future: check the clock")]
-    return [Difference(f"age at most {format_seconds(max_seconds)} → {format_seconds(age)}")]
+    excess = format_seconds(age - max_seconds)
+    return [Difference(f"age {format_seconds(age)}: {excess} more than {format_seconds(max_seconds)}")]
 
 
 def select_profile(
@@ -111,8 +112,10 @@ def select_profile(
     if not profiles:
         raise ProfileError(f"{path} has no profiles. Tune with dltune --dataset pkg.mod:make_dataset.")
     names = [
-        {None, one.id, one.label, one.workload.title, one.workload.dataset, one.workload_id, one.machine_class}
+        {None, one.id, one.label, one.workload.title, one.workload.dataset, one.machine_class, *ids}
         for one in profiles
+        for ids in name_workloads(profiles).values()
+        if one.workload_id in ids
     ]
     named = [one for one, known in zip(profiles, names, strict=True) if name in known]
     if name is not None:  # a label or title rather than a dataset that several workloads have
@@ -123,7 +126,7 @@ def select_profile(
     if not named:
         raise ProfileError(f"{path} has no profile {name!r}; it has {', '.join(titles)}.")
     if len(titles) > 1:
-        example = f"profile={json.dumps(titles[0])} or --profile {shlex.quote(titles[0])}"
+        example = f"profile={json.dumps(titles[0], ensure_ascii=False)} or --profile {shlex.quote(titles[0])}"
         raise ProfileError(
             f"{path} has profiles of several workloads: {', '.join(titles)}. Name one with {example}; "
             "dltune show lists them."

@@ -31,7 +31,7 @@ class WorkloadIdentity(FrozenModel):
     step: str  # import string of the step, `simulated 35.0 ms` or `built-in`
     kind: Literal["map", "iterable"] = "map"  # a loader can shuffle only a map-style dataset
     is_from_data_module: bool = False  # whether a data module of Lightning returned the loader
-    gives_loader: bool = False  # whether the factory returned a plain DataLoader, with other arguments of its own
+    gives_loader: bool = False  # whether the factory returned a plain DataLoader or a Workload with arguments of one
     prepared_by: Preparer | None = None  # what made the loader that the factory returned
     loader_class: str | None = None  # the user's loader class or loader function; None for a plain DataLoader
     loader_decides: tuple[str, ...] = ()  # settings that this loader does not accept
@@ -193,7 +193,8 @@ class TunedProfile(Configured):
     @property
     def is_validated(self) -> bool:
         """Whether fresh processes measured its throughput often enough for an interval, in a run that ended."""
-        return self.is_complete and self.result.samples_per_second_ci95 is not None
+        result = self.result
+        return self.is_complete and result.samples_per_second_ci95 is not None and result.validation_runs > 1
 
 
 class TunedFile(FrozenModel):

@@ -110,6 +110,7 @@ class WorkloadProfile(FrozenModel):
     worker_bytes: Count = 0  # memory of a worker that is not forked; 0 if unknown
     shards: Count | None = None  # that an iterable dataset divides among its workers; None if unknown
     baseline: LoaderConfig | None = None  # settings of the DataLoader the factory returned; None for PyTorch's defaults
+    gives_loader: bool = False  # whether the factory returned a plain DataLoader or a Workload with arguments of one
     fixed_settings: dict[SettingName, int | bool | None] = Field(default_factory=dict)  # by the loader or the dataset
     ends_with_sampler: bool = True  # whether an epoch of the loader ends when its sampler does
     multiprocessing_context: StartMethod | None = None  # of the workload; None for Python's default
@@ -133,7 +134,6 @@ def identify(request: WorkloadRequest, found: WorkloadProfile) -> WorkloadIdenti
         dataset_args=request.dataset_args,
         split=request.split,
         step=request.describe_step(),
-        gives_loader=found.baseline is not None and found.loader_class is None,
         nproc_per_node=request.nproc_per_node,
         **{name: getattr(found, name) for name in WorkloadIdentity.model_fields if hasattr(found, name)},
     )

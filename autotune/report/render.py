@@ -16,7 +16,7 @@ from typing import Final
 from autotune.profiles.schema import TunedProfile
 from autotune.report.sections import Report, Table, make_report, number
 from autotune.settings import describe_config, format_arguments
-from autotune.units import format_seconds
+from autotune.units import format_count, format_seconds
 
 WIDTH: Final = 100  # columns, if the output is not a terminal
 MAX_TICKS: Final = 5
@@ -37,7 +37,7 @@ def render_summary(profile: TunedProfile, file: str, *, width: int = WIDTH, name
     rows = list(zip(["Result  ", *[_INDENT] * 3], result, strict=False))
     rows += [("Tip     ", tip) for tip in report.advice[:1]] + [("Warning ", text) for text in report.warnings[:1]]
     kinds = (("tip", len(report.advice) - 1), ("warning", len(report.warnings) - 1))
-    left = " and ".join(f"{count} more {kind}{'s' * (count > 1)}" for kind, count in kinds if count > 0)
+    left = " and ".join(format_count(count, f"more {kind}") for kind, count in kinds if count > 0)
     more = f" {left}: {format_command('show', file, name)}." if left else ""
     saved = f"Saved to {file} in {format_seconds(profile.search.seconds)}.{more}"
     rows.append(("", f"{saved} Report: {format_command('report', file, name)}"))
@@ -105,11 +105,11 @@ def render_html(profile: TunedProfile, file: str, name: str | None = None) -> st
     from jinja2 import Environment, PackageLoader, StrictUndefined  # not at the end of a run
 
     jinja = Environment(loader=PackageLoader("autotune.report"), autoescape=True, undefined=StrictUndefined)
-    jinja.filters |= {"number": number, "seconds": format_seconds, "config": describe_config}
+    jinja.filters |= {"number": number, "count": format_count, "seconds": format_seconds, "config": describe_config}
     jinja.filters["sha256"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     result, trials, scaling = profile.result, profile.search.trials, profile.search.scaling
     rates = [*scaling.values(), *(trial.samples_per_second or 0.0 for trial in trials)]
-    workers = [*scaling, *(one.dataloader.num_workers for one in (profile, *trials))]
+    workers = [*scaling, *(one.dataloader.num_workers for one in (profile, result.baseline or profile, *trials))]
     return jinja.get_template("report.html").render(
         profile=profile,
         report=make_report(profile, file, name),

@@ -11,9 +11,10 @@ from autotune.config import Interval
 from autotune.profiles.export import translate
 from autotune.profiles.schema import TunedProfile
 from autotune.settings import RANGES, SETTINGS, describe_config
-from autotune.units import format_bytes, format_rate, format_seconds
+from autotune.units import format_bytes, format_count, format_rate, format_seconds
 
 NO_CHANGE: Final = "No change recommended: {} are within noise of the best"
+NOT_COMPARED: Final = "No change recommended: the run ended before others were compared with {}"
 ONLY_BASELINE: Final = "No change recommended: only {} were measured"
 NOTHING_YET: Final = "Nothing certainly faster than {} was found before the run ended"
 BOTTLENECKS: Final = {
@@ -58,7 +59,9 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     base = result.baseline if result.decision == "faster" else None
     rate = f"{number(result.samples_per_second)} samples/s"
     has_others = any(one.samples_per_second and one.config != profile.config for one in profile.search.trials)
-    unchanged = (NO_CHANGE if has_others else ONLY_BASELINE) if profile.is_complete else NOTHING_YET
+    is_compared = profile.is_validated or profile.is_from_training
+    unchanged = NO_CHANGE if is_compared else NOT_COMPARED
+    unchanged = (unchanged if has_others else ONLY_BASELINE) if profile.is_complete else NOTHING_YET
     kept = "your settings" if result.baseline is None else result.baseline.description
     headline = rate if result.decision == "faster" else unchanged.format(kept)
     throughput = f"{rate} in each of {processes} processes" if processes > 1 else f"{rate} in training"
@@ -69,7 +72,7 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
         throughput += f", {speedup} than {base.description}{_interval(result.speedup_ci95, _factor)}"
     evidence = "Not validated: it replaces no validated profile."
     if profile.is_validated:
-        evidence = f"Validated in {result.validation_runs} alternating runs."
+        evidence = f"Validated in {format_count(result.validation_runs, 'alternating run')}."
     elif profile.is_from_training:
         evidence = "Measured in a training run."
     if not profile.is_complete:
@@ -102,7 +105,7 @@ def number(samples_per_second: float) -> str:
 
 
 def _factor(ratio: float) -> str:
-    return f"{ratio:.2f}x" if ratio < 2 else f"{ratio:,.{1 if ratio < 100 else 0}f}x"
+    return f"{ratio:.2f}x" if ratio < 1.995 else f"{ratio:,.{1 if ratio < 99.95 else 0}f}x"
 
 
 def _interval(bounds: Interval | None, write: Callable[[float], str], form: str = " (95% CI {}-{})") -> str:
@@ -130,7 +133,8 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
 
     rate, bound, waits = result.samples_per_second, result.upper_bound_samples_per_second, result.batch_waits
     copied, copy_bound = result.copy_bytes_per_second, result.copy_bound_bytes_per_second
-    together, epochs = profile.workload.nproc_per_node * rate, not profile.is_from_training
+    together = profile.workload.nproc_per_node * rate
+    length = "" if profile.is_from_training else f" of {format_count(result.epochs, 'epoch')}"
     quantiles = () if waits is None else (("median", waits.p50), ("95th percentile", waits.p95), ("99th", waits.p99))
     peaks = (
         ("Peak host memory", result.peak_host_bytes, budgets.memory_bytes),
@@ -138,7 +142,7 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
         ("Peak GPU memory", result.peak_gpu_bytes, budgets.gpu_bytes or 0),
     )
     metrics = (
-        ("Throughput", f"{number(rate)} samples/s in a training run" + f" of {result.epochs} epochs" * epochs),
+        ("Throughput", f"{number(rate)} samples/s in a training run{length}"),
         ("All processes", f"{number(together)} samples/s" if together > rate else ""),
         ("Waiting for data", f"{result.wait_share:.0%} of the time"),
         ("Wait for a batch", ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in quantiles)),
@@ -176,14 +180,15 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
     machine, software, workload = profile.hardware, profile.software, profile.workload
     gpu = f"{machine.gpu_count}x {machine.gpu}" if machine.gpu else "no GPU"
     sizes = f"{format_bytes(machine.memory_limit_bytes)} RAM, {format_bytes(machine.shm_limit_bytes)} /dev/shm"
-    samples = "samples" if workload.samples is None else f"{workload.samples:,} samples"
+    samples = "samples" if workload.samples is None else format_count(workload.samples, "sample")
     size = f" of {format_bytes(workload.sample_bytes)}" if workload.sample_bytes else ""
+    trials = format_count(len(search.trials), "trial")
     phases = ", ".join(f"{phase} {format_seconds(seconds)}" for phase, seconds in search.phase_seconds.items())
     facts = (
         ("Machine", f"{machine.cpu or 'unknown CPU'}, {machine.usable_cpus:g} CPUs, {gpu}, {sizes}"),
         ("Software", f"dltune {software.dltune}, torch {software.torch}, Python {software.python}"),
         ("Workload", f"{workload.title}: {samples}{size}, step {workload.step}"),
-        ("Search", f"{len(search.trials)} trials, sampler {search.sampler}, seed {search.seed}; {search.stop_reason}"),
+        ("Search", f"{trials}, sampler {search.sampler}, seed {search.seed}; {search.stop_reason}"),
         ("Time", format_seconds(search.seconds) + f" ({phases})" * bool(phases)),
     )
     yield Table("Run", ("Fact", "Value"), facts)
@@ -209,7 +214,8 @@ def plain_code(profile: TunedProfile) -> str:
 def load_code(profile: TunedProfile, file: str, name: str | None = None) -> str:
     """Write the code that loads the recommended settings from a file; `name` is the profile to load."""
     label = name or profile.label
-    tuned = f"autotune.load({json.dumps(file)}{'' if label is None else f', profile={json.dumps(label)}'})"
+    names = [json.dumps(one, ensure_ascii=False) for one in (file, label) if one is not None]
+    tuned = f"autotune.load({', profile='.join(names)})"
     if profile.workload.is_from_data_module:
         return f"import autotune\ndatamodule = {tuned}.apply_to(datamodule)"
     if profile.workload.prepared_by == "transformers":
@@ -227,7 +233,9 @@ def _write_loader(profile: TunedProfile, make_loader: str, settings: dict[str, A
     maker = (workload.loader_class or "DataLoader").replace(":", ".")
     short = maker.rpartition(".")[2]
     if short != "DataLoader":
-        maker = short if short.isidentifier() else "make_loader"  # no expression from a file becomes code to paste
+        maker = short
+    if not all(part.isidentifier() for part in maker.split(".")):  # no expression from a file becomes code to paste
+        maker = "make_loader"
     if ":" in (workload.loader_class or ""):
         arguments = [f"{name}={value!r}" for name, value in workload.dataset_args.items() if name.isidentifier()]
         if workload.split is not None:

@@ -93,7 +93,7 @@ class FailureCheck:
         """Failures to report to the user."""
         causes = dict.fromkeys(filter(None, [*self._passing, self.flaw]))
         failures = [describe_failure(self.trials, cause).removeprefix("in ") for cause in causes]
-        return (*filter(None, [self.reason]), *(f"In {one}. A training run would crash there." for one in failures))
+        return (*filter(None, [self.reason]), *(f"In {one}. A training run would meet this, too." for one in failures))
 
     def run(self, config: LoaderConfig, measure: Callable[[LoaderConfig], TrialResult]) -> TrialResult:
         """Run a trial, and a second time if its failure may be bad luck: it has not repeated itself yet."""

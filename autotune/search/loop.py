@@ -234,7 +234,7 @@ class Search:
 
 def choose_seeds(earlier: TunedProfile | None, plan: Plan) -> list[LoaderConfig]:
     """Return the result and the best trials of a complete run on this class of machine, to be tried first."""
-    if earlier is None or not earlier.is_validated or earlier.machine_class != plan.hardware.machine_class:
+    if earlier is None or not earlier.is_validated or not earlier.hardware.is_like(plan.hardware):
         return []
     completed = [one for one in earlier.search.trials if one.status == "completed" and one.samples_per_second]
     best = sorted(completed, key=lambda one: one.samples_per_second or 0.0, reverse=True)

@@ -101,7 +101,7 @@ def plan_space(
             owner = workload.loader_class or f"the dataset ({workload.description})"
             raise UsageError(f"{name} is {value}, as {owner} sets it, and cannot be changed from outside.")
     sizes, size_note = _plan_batch_sizes(requested.get("batch_size"), workload, budgets)
-    workers, worker_note = _plan_workers(request, machine, workload, budgets, sizes[0])
+    workers, worker_note = _plan_workers(request, machine, workload, budgets, sizes)
     choices: dict[str, tuple[Any, ...]] = {name: setting.choices for name, setting in SETTINGS.items()}
     choices |= {"batch_size": sizes, "num_workers": workers}
     if "num_workers" in requested:
@@ -196,7 +196,11 @@ def _plan_batch_sizes(
 
 
 def _plan_workers(
-    request: TuningRequest, machine: MachineProfile, workload: WorkloadProfile, budgets: Budgets, size: int | None
+    request: TuningRequest,
+    machine: MachineProfile,
+    workload: WorkloadProfile,
+    budgets: Budgets,
+    sizes: Sequence[int | None],
 ) -> tuple[tuple[int, ...], str]:
     if workload.workers_duplicate_data:
         return (0, 1)[: 1 + budgets.max_workers], "num_workers is at most 1: each worker returns all the data"
@@ -207,7 +211,8 @@ def _plan_workers(
         return (0,), "num_workers stays at 0: workers need /dev/shm, which is not writable"
     most, note = budgets.max_workers, ""
     if request.max_workers is None and not isinstance(request.search.get("num_workers"), ValueRange):
-        most = min(most, max_useful_workers(workload, size or workload.probe_batch_size, machine.usable_cpus))
+        known = [size or workload.probe_batch_size for size in sizes]
+        most = min(most, max(max_useful_workers(workload, size, machine.usable_cpus) for size in known))
     if workload.shards is not None and workload.shards < most:
         most = workload.shards
         note = f"num_workers is at most {most}: the dataset has {most} shards, and each worker needs one"

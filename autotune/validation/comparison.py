@@ -64,22 +64,19 @@ class Comparison:
         return combine_ratio(speedup, interval, expected, error, looks * max(1, len(self._field)))
 
     def is_faster(self, one: CandidateRuns, baseline: CandidateRuns) -> bool:
-        """Return whether one is faster than the baseline for certain."""
-        return _is_certain(self.speedup(one, baseline), MIN_SPEEDUP)
+        """Return whether one is faster than the baseline for certain, or in the only run of both."""
+        speedup, interval = self.speedup(one, baseline)
+        return speedup >= MIN_SPEEDUP and (interval is None or interval[0] > 1)
 
     def is_gain(
         self, one: CandidateRuns, other: CandidateRuns, min_gain: float = MIN_SPEEDUP, floor: float = 1.0
     ) -> bool:
         """Return whether the gain reaches a minimum, and its interval lies above a floor."""
-        return _is_certain(self.gain(one, other), min_gain, floor)
+        gain, interval = self.gain(one, other)
+        return gain >= min_gain and interval is not None and interval[0] > floor
 
     def find_alternative(self, plan: Plan, one: CandidateRuns, others: Sequence[CandidateRuns]) -> CandidateRuns | None:
         """Return the fastest of the others that changes less of the training; None if there is none."""
         changes = len(plan.list_training_changes(one.config))
         fewer = (each for each in others if len(plan.list_training_changes(each.config)) < changes)
         return max(fewer, key=self.rate, default=None)
-
-
-def _is_certain(found: tuple[float, Interval | None], minimum: float, floor: float = 1.0) -> bool:
-    ratio, interval = found
-    return ratio >= minimum and (interval is None or interval[0] > floor)

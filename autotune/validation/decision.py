@@ -46,7 +46,8 @@ def select_candidates(plan: Plan, records: Sequence[TrialRecord], model: TrialMo
     These are the best; its variants in order, with default values and with unchanged training; the one with the fewest
     workers near the best; the one with the most that is not far behind, if threads of the step spin; and the next best
     with other workers if all of these have as many. They rank by the throughput that the model expects after all
-    trials. If non-default settings are not expected to gain, their variant replaces the best.
+    trials. If non-default settings are not expected to gain, their variant replaces the best. Those that change less of
+    the training come first, in case that there is no time for the others.
     """
     working, surrogate = [one.config for one in records if one.is_feasible], model.surrogate
     if not working:
@@ -70,7 +71,8 @@ def select_candidates(plan: Plan, records: Sequence[TrialRecord], model: TrialMo
     selected = dict.fromkeys([best, *(config for config in variants if config in rates or model.is_allowed(config))])
     workers = {config.dataloader.num_workers for config in selected}
     others = [one for one in good if one.dataloader.num_workers not in workers]
-    return [*selected, *(others[:1] if len(workers) == 1 else ())]  # a short trial may be off by 10%
+    selected |= dict.fromkeys(others[:1] if len(workers) == 1 else ())  # a short trial may be off by 10%
+    return sorted(selected, key=lambda config: len(plan.list_training_changes(config)))
 
 
 def decide(

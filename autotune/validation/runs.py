@@ -99,21 +99,22 @@ def _plan_next_run(
 ) -> tuple[list[CandidateRuns], list[CandidateRuns]]:
     """Return the candidates that may still win, and the configurations to measure next: none if the result is clear.
 
-    The variants of the fastest with default values or unchanged training stay: they show what its settings gain. Only
-    the fastest is compared further with the baseline. A baseline that is far behind after one run rests.
+    The variants of the fastest with default values or unchanged training stay, and the fastest that changes less of the
+    training: they show what its settings gain. Only the fastest is compared further with the baseline. A baseline that
+    is far behind after one run rests.
     """
     candidates = [one for one in candidates if one.rate]
     best = max(candidates, key=comparison.rate) if candidates else baseline
     variants = {keep(best.config) for keep in (plan.keep_order, plan.default_variant, plan.keep_training)}
-    needed = [one for one in candidates if one is best or one.config in variants]
+    alternative = comparison.find_alternative(plan, best, candidates)
+    needed = [one for one in candidates if one is best or one is alternative or one.config in variants]
     floor = DROP_BELOW_RATIO.get(runs, 0.0) * (comparison.rate(best) if candidates else 0.0)
     candidates = [one for one in candidates if one in needed or comparison.rate(one) >= floor]
     leader = baseline if baseline.rate > best.rate else best
     rates = leader.rates.values() or (1.0,)
     is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
     near = [one for one in (baseline, *needed) if one.rate >= NEAR_LEADER_RATIO * leader.rate]
-    alternative = comparison.find_alternative(plan, best, needed)
-    may_rest = len(baseline.rates) == 1 and best.rate > FAR_AHEAD_SPEEDUP * baseline.rate
+    may_rest = baseline.rate > 0 and len(baseline.rates) == 1 and best.rate > FAR_AHEAD_SPEEDUP * baseline.rate
     is_far_behind = may_rest and comparison.is_faster(best, baseline)
     active = list[CandidateRuns]()
     if runs < MIN_RUNS:

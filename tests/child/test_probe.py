@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -255,6 +256,15 @@ class ReadyBatches(Numbers):
 
 def test_a_dataset_may_answer_queries_with_a_batch_that_its_collate_function_takes() -> None:
     assert probe(ReadyBatches(), collate_fn=lambda batch: batch).profile.has_getitems
+
+
+class BatchObjects(Numbers):
+    def __getitems__(self, indices: list[int]) -> SimpleNamespace:
+        return SimpleNamespace(rows=torch.tensor(indices))
+
+
+def test_a_batch_of_queries_may_be_an_object_without_a_length() -> None:
+    assert probe(BatchObjects(), collate_fn=lambda batch: batch).profile.has_getitems
 
 
 SIZES = st.lists(st.integers(1, 4096), min_size=1, max_size=3, unique=True).map(lambda sizes: sorted(sizes)[::-1])

@@ -225,6 +225,19 @@ class Shuffled(Sampler[int]):
         return map(int, self.file)
 
 
+class Unsized(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(64))
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_the_costs_of_workers_are_measured_with_a_sampler_whose_length_fails() -> None:
+    found, _ = complete(load(OnlyInWorkers(), sampler=Unsized()))
+    assert found.transfer_cost != make_workload().transfer_cost
+
+
 def test_a_file_that_the_sampler_reads_is_not_shared_by_workers(tmp_path: Path) -> None:
     sampler = Shuffled(tmp_path / "order.txt")
     found, _ = complete(load(OnlyInWorkers(), sampler=sampler))

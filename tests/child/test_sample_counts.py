@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,9 +65,13 @@ def test_members_of_enumerations_and_objects_that_contain_themselves_are_read_on
         ([{"image": torch.zeros(3, 2)}] * 5, 5),
         (({"image": torch.zeros(5, 2)}, {"text": torch.zeros(5, 9)}), 5),
         ([torch.zeros(9, 2), torch.zeros(9, 4)], 9),
+        ({"image": np.zeros((7, 3)), "label": np.zeros(7)}, 7),
+        ((np.zeros((5, 3)), np.zeros(5)), 5),
+        (np.zeros((9, 3)), 9),
+        ((np.float64(1.0), np.float64(2.0)), 2),
     ],
 )
-def test_the_samples_of_a_batch_are_counted_by_its_tensors_or_sequences(batch: object, samples: int) -> None:
+def test_the_samples_of_a_batch_are_counted_by_its_tensors_arrays_or_sequences(batch: object, samples: int) -> None:
     assert count_samples(batch, expected=7) == samples
 
 
@@ -92,5 +97,11 @@ def test_workers_must_deliver_what_one_process_does_unless_each_draws_an_epoch(
     if words is None:
         counts.check_shares(delivered, dropped=0, is_whole=True)
         return
-    with pytest.raises(SampleCountError, match=words):
+    with pytest.raises(SampleCountError, match=f"a dataset of 64: {words}|a dataset of 64: the shards .* {words}"):
         counts.check_shares(delivered, dropped=0, is_whole=True)
+
+
+def test_the_length_of_a_stream_that_nobody_counted_may_be_wrong() -> None:
+    counts = SampleCountTracker(samples=64, is_claimed=True)
+    with pytest.raises(SampleCountError, match="a dataset whose length is 64: it is wrong, or each of its workers"):
+        counts.check_shares(128, dropped=0, is_whole=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def test_a_step_factory_gets_the_device_if_it_accepts_or_requires_one(
     module = types.ModuleType("user_steps")
     module.make = factory  # type: ignore[attr-defined]  # as the user's module has it
     monkeypatch.setitem(sys.modules, "user_steps", module)
-    assert make_step(WorkloadRequest(dataset="pkg.data:make", step="user_steps:make"), CPU)(None) == got
+    assert make_step(WorkloadRequest(dataset="pkg.data:make", step="user_steps:make"), CPU, Path())(None) == got
 
 
 def test_a_step_that_is_named_instead_of_its_factory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +50,7 @@ def test_a_step_that_is_named_instead_of_its_factory_is_refused(monkeypatch: pyt
     module.step = lambda batch: batch.sum()  # type: ignore[attr-defined]  # as the user's module has it
     monkeypatch.setitem(sys.modules, "user_steps", module)
     with pytest.raises(UsageError, match="this one takes a batch itself"):
-        make_step(WorkloadRequest(dataset="pkg.data:make", step="user_steps:step"), CPU)
+        make_step(WorkloadRequest(dataset="pkg.data:make", step="user_steps:step"), CPU, Path())
 
 
 @pytest.mark.parametrize(
@@ -64,9 +65,15 @@ def test_a_step_that_is_named_instead_of_its_factory_is_refused(monkeypatch: pyt
         {"a": (torch.arange(4), [torch.arange(4), "text"])},
         ["no", "tensor"],
         {"images": torch.zeros(4, 3), "boxes": torch.zeros(0, 4)},
+        [torch.eye(4).to_sparse(), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)],
     ],
 )
-def test_the_built_in_step_trains_on_any_batch(batch: object) -> None:
-    step = BuiltInStep(CPU)
-    for one in (batch, torch.zeros(4, 10), batch):
-        step(one)
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+def test_the_built_in_step_trains_on_any_batch(batch: object, default: torch.dtype) -> None:
+    torch.set_default_dtype(default)
+    try:
+        step = BuiltInStep(CPU)
+        for one in (batch, torch.zeros(4, 10), batch):
+            step(one)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -27,7 +27,7 @@ from autotune.errors import UsageError
 from autotune.online.attach import autopilot
 from autotune.online.autopilot import Autopilot, Options, Stats, print_sentence
 from autotune.online.group import WorkerGroup, WorkerSettings, wait_for_ending_workers
-from autotune.online.result import find_start, read_hardware
+from autotune.online.result import find_start, read_facts, read_hardware
 from autotune.online.windows import PAUSE_SECONDS, Window
 from autotune.profiles.load import load, select_profile
 from autotune.profiles.store import read_profiles, save_profile
@@ -266,7 +266,9 @@ def test_a_copied_loader_reports_to_the_same_function() -> None:
     lock = threading.Lock()  # cannot be copied
     loader = autopilot(DataLoader(Waiting(), 8), on_stats=functools.partial(isinstance, lock), quiet=True)
     again: Any = copy.deepcopy(loader)
-    assert again.autopilot_options is loader.autopilot_options  # type: ignore[attr-defined]  # of the tuned class
+    options = loader.autopilot_options  # type: ignore[attr-defined]  # of the tuned class
+    assert again.autopilot_options == options
+    assert again.autopilot_options.on_stats is options.on_stats
 
 
 def test_a_change_is_made_at_the_end_of_the_window_that_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,6 +507,53 @@ def test_persistent_workers_stay_over_epochs() -> None:
     list(loader)
     assert [worker.pid for worker in state._kept[0].iterator._workers] == first
     assert state.controller.own == WorkerSettings(2, 2)
+
+
+def test_a_loader_that_was_iterated_over_before_goes_on_as_without() -> None:
+    orders = []
+    for tuned in (False, True):
+        torch.manual_seed(0)
+        loader = DataLoader(Waiting(0.0, 64), 8, shuffle=True, num_workers=2, persistent_workers=True)
+        next(iter(loader))
+        before = len(multiprocessing.active_children())
+        if tuned:
+            autopilot(loader, None, quiet=True)
+        orders.append([index for _ in range(2) for batch in loader for index in batch[:, 0].tolist()])
+        assert len(multiprocessing.active_children()) == before
+        del loader
+        wait_for_ending_workers()
+    assert orders[0] == orders[1]
+
+
+def test_persistent_workers_have_one_iterator() -> None:
+    pairs = []
+    for tuned in (False, True):
+        loader: Any = DataLoader(Waiting(0.0, 64), 8, num_workers=1, persistent_workers=True)
+        loader = autopilot(loader, None, quiet=True) if tuned else loader
+        pairs.append([(first[0, 0].item(), second[0, 0].item()) for first, second in zip(loader, loader, strict=False)])
+    assert pairs[0] == pairs[1] == [(0.0, 8.0), (16.0, 24.0), (32.0, 40.0), (48.0, 56.0)]
+
+
+def test_a_loader_with_other_workers_is_another_one() -> None:
+    state = converge(0.0)
+    same, other = DataLoader(Waiting(), 8), DataLoader(Waiting(), 8, num_workers=3)
+    state.facts = read_facts(same, 1)
+    assert not state.continue_with(other)
+    assert state.continue_with(same)
+
+
+class Locked(DataLoader[Any]):
+    lock: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+
+def test_a_loader_is_copied_by_the_state_that_its_class_gives() -> None:
+    loader = Locked(Waiting(), 8)
+    loader.lock = threading.Lock()
+    again = copy.deepcopy(autopilot(loader, None, quiet=True))
+    assert (len(list(again)), again.lock) == (8, None)
 
 
 @pytest.mark.parametrize("batches", [6, 80], ids=["all under way", "most not under way"])

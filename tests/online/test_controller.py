@@ -140,6 +140,16 @@ def test_the_result_of_an_earlier_run_is_kept_while_it_is_as_fast(changes: dict[
     assert (controller.settings == start) is (windows == 1)
 
 
+def test_own_settings_that_are_predicted_to_be_faster_than_those_of_an_earlier_run_are_tried() -> None:
+    costs = WORKLOADS["samples wait"]
+    known = simulate(costs, 4, random.Random(0))
+    for own, workers in ((24, 24), (2, 4)):
+        controller = Controller(WorkerSettings(own, 2), WorkerSettings(4, 2), CPUS, no_limit, known)
+        controller.add(simulate(costs, 4, random.Random(0)))
+        assert controller.settings == WorkerSettings(workers, 2)
+        assert controller.has_converged == (workers == 4)
+
+
 @pytest.mark.parametrize(("windows", "workers"), [(2, None), (3, 6)], ids=["one worker", "several workers"])
 def test_a_training_that_ends_early_keeps_the_best_so_far(windows: int, workers: int | None) -> None:
     controller = Controller(WorkerSettings(0, 2), WorkerSettings(0, 2), CPUS, no_limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from autotune.online.attach import autopilot
 from autotune.online.epoch import Epoch, EpochIterator
 from autotune.online.group import WorkerSettings
 from autotune.online.limits import WorkerLimits
-from autotune.online.worker import WorkerCounters
+from autotune.online.worker import TimedIndices, WorkerCounters
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # the loaders of the tests
 SAMPLES = 120
@@ -126,6 +127,46 @@ def test_batches_that_are_loaded_without_workers_have_augmentations_of_their_own
     batches, _ = run(make_loader(2), WorkerSettings(0, 2))
     drawn = [tuple(numbers.tolist()) for _, of_batch in batches for numbers in of_batch]
     assert [len({row[column] for row in drawn}) for column in (0, 2, 3)] == [SAMPLES] * 3
+
+
+def test_the_sampler_is_drawn_from_when_a_plain_loader_with_workers_would_draw() -> None:
+    orders = []
+    for settings in (None, WorkerSettings(0, 2)):
+        torch.manual_seed(3)
+        loader = make_loader(2)
+        iterator = iterate(make_epoch(loader, settings)) if settings else iter(loader)
+        torch.rand(1)
+        orders.append(indices_of(list(iterator)))
+    assert orders[0] == orders[1]
+
+
+def test_indices_that_are_a_part_of_a_tensor_are_sent_without_the_rest_of_it() -> None:
+    order = torch.arange(100_000)
+    for part in (order[5:8], list(order[5:8]), {"rows": order[5:8]}):
+        sent = pickle.dumps(TimedIndices(part))
+        assert len(sent) < 2000
+        assert str(pickle.loads(sent)) == str(part)
+
+
+class OwnIndexSampler(DataLoader[Any]):
+    @property
+    def _index_sampler(self) -> Any:
+        return [[0, 1], [2, 3]]
+
+
+def test_a_subclass_may_have_an_index_sampler_of_its_own() -> None:
+    batches, _ = run(OwnIndexSampler(Squares(), 8))
+    assert indices_of(batches) == [[0, 1], [2, 3]]
+
+
+def test_the_users_own_persistent_workers_stay_though_none_could_be_added() -> None:
+    loader = make_loader(1, persistent_workers=True)
+    epoch = make_epoch(loader)
+    epoch.failure = "no workers are added"
+    list(iterate(epoch))
+    (group,) = epoch.kept
+    assert group.is_own
+    group.end()
 
 
 def test_an_iterator_has_the_length_of_the_loader() -> None:

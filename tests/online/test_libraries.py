@@ -16,9 +16,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from autotune.online.attach import autopilot
+from autotune.online.attach import attach, autopilot
+from autotune.online.autopilot import Options
+from autotune.online.group import WorkerSettings
 from autotune.online.result import read_facts
 from autotune.online.script import describe_loaders
+from autotune.online.windows import Window
 from tests.online.test_processes import TORCHRUN, list_batches
 
 ROOT = Path(__file__).parents[2]
@@ -222,10 +225,29 @@ def train(seconds: float, folder: Path, workers: int, *, tuned: bool) -> tuple[l
     quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "output_dir": str(folder)}
     sizes = {"per_device_train_batch_size": BATCH_SIZE, "dataloader_num_workers": workers, "num_train_epochs": EPOCHS}
     arguments = transformers.TrainingArguments(use_cpu=True, **quiet, **sizes)
-    model = Recorder()
-    trainer = transformers.Trainer(model, arguments, train_dataset=WaitingRows(seconds), callbacks=[Look()])
+    model, rows = Recorder(), WaitingRows(seconds)
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[Look()])
     (autopilot(trainer) if tuned else trainer).train()
-    return model.seen, loaders[-1]
+    seen = list(model.seen)
+    if tuned:
+        check_evaluation(trainer)
+    return seen, loaders[-1]
+
+
+def check_evaluation(trainer: Any) -> None:
+    """Assert that nothing is advised or saved for a loader with which a Trainer evaluates."""
+    options = Options(profile="evaluation.json", quiet=True)
+    loader = trainer.get_eval_dataloader()
+    attach(loader.base_dataloader, options)
+    trainer.get_eval_dataloader = lambda *_: loader
+    trainer.evaluate()
+    state = loader.base_dataloader.autopilot_state
+    assert state.facts.is_evaluation
+    state.controller.windows = {WorkerSettings(4, 2): Window(batches=10, seconds=2.0)}
+    state.controller.settings, state.controller.has_converged = WorkerSettings(4, 2), True
+    state._report()
+    assert "Use it" not in "".join(describe_loaders({"train.py:3": state}))
+    assert not Path("evaluation.json").exists()
 
 
 @pytest.mark.usefixtures("fresh_accelerate")

@@ -299,7 +299,20 @@ def test_a_loader_that_the_training_still_waits_for_is_named() -> None:
     state = loader.autopilot_state
     state.controller.add(Window(batches=10, seconds=2.0, wait_seconds=1.9))
     (line,) = describe_loaders({"train.py:3": state})
-    assert line == "train.py:3: waits 95% of the time, but has too few batches to choose the workers."
+    assert line == (
+        "train.py:3: waits 95% of the time, but has too few batches to choose the workers. "
+        "To tune it in trials: dltune --dataset MODULE:NAME, or --loader MODULE:NAME."
+    )
+
+
+def test_without_workers_their_settings_are_to_be_left_out() -> None:
+    loader: Any = autopilot(DataLoader([1.0] * 8, num_workers=2), None, quiet=True)  # type: ignore[arg-type]
+    list(loader)
+    controller = loader.autopilot_state.controller
+    controller.windows = {WorkerSettings(0, 2): Window(batches=10, seconds=2.0)}
+    controller.settings, controller.has_converged = WorkerSettings(0, 2), True
+    (text,) = describe_loaders({"train.py:3": loader.autopilot_state})
+    assert text.endswith("DataLoader(..., num_workers=0) without settings of workers, such as persistent_workers")
 
 
 def test_a_setting_of_an_earlier_run_is_named_although_too_few_batches_compare_it() -> None:

@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import random
+import re
 import socket
 import sqlite3
 import subprocess
@@ -164,10 +165,11 @@ def test_the_position_of_an_open_file(own: int, mode: Any, tmp_path: Path, capsy
     assert f"share the position of {tmp_path}/samples; open it in the first call" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("own", [0, 1])
 @pytest.mark.parametrize("kind", ["sockets", "pipes"])
-def test_a_connection(kind: str, connections: dict[str, Asking], capsys: pytest.CaptureFixture[str]) -> None:
-    state = converge(Subset(Reading(connections[kind]), range(LENGTH)))
-    assert state.controller.settings.workers == 0
+def test_a_connection(kind: str, own: int, connections: dict[str, Asking], capsys: pytest.CaptureFixture[str]) -> None:
+    state = converge(Subset(Reading(connections[kind]), range(LENGTH)), own)
+    assert state.controller.settings.workers == own
     assert "workers would share the dataset's connection; connect in __getitem__" in capsys.readouterr().err
 
 
@@ -554,6 +556,38 @@ def test_the_methods_of_a_class_are_read_once_however_many_objects_it_has() -> N
 def test_a_number_that_loading_changes(capsys: pytest.CaptureFixture[str]) -> None:
     assert converge(CountingCalls()).controller.settings.workers == 0
     assert "workers would change copies of `calls`" in capsys.readouterr().err
+
+
+class Replay(Dataset[int]):
+    """A buffer that the training fills after each batch."""
+
+    def __init__(self, *, has_attribute: bool) -> None:
+        self.rows = np.arange(LENGTH)
+        self.used = 8 if has_attribute else np.array(8)
+
+    def __len__(self) -> int:
+        return int(self.used)
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.002)
+        return int(self.rows[index])
+
+    def grow(self) -> None:
+        self.used += 8
+
+
+@pytest.mark.parametrize(("has_attribute", "name"), [(True, "used|__len__"), (False, "__len__")])
+def test_a_dataset_that_the_training_changes_after_each_batch(
+    has_attribute: bool, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = Replay(has_attribute=has_attribute)
+    loader: Any = autopilot(DataLoader(dataset, 8, sampler=range(LENGTH)), None)
+    for _ in loader:
+        dataset.grow()
+        if loader.autopilot_state.controller.has_converged:
+            break
+    assert loader.autopilot_state.controller.settings.workers == 0
+    assert re.search(f"workers would not see that the training changes `({name})`", capsys.readouterr().err)
 
 
 def make_local(samples: list[int]) -> Any:

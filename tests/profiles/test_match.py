@@ -80,7 +80,7 @@ def test_a_profile_can_be_too_old() -> None:
     for days, limit in ((20, 30 * 86400.0), (4000, None), (4000, 1e300), (4000, 1e16)):
         assert compare_age(NOW - timedelta(days=days), NOW, limit) == []
     old = compare_age(NOW - timedelta(days=40), NOW, 30 * 86400.0)
-    assert old == [("age at most 30 days → 40 days", True)]
+    assert old == [("age 40 days: 10 days more than 30 days", True)]
     assert compare_age(NOW + timedelta(minutes=20), NOW, 86400.0) == []
     (future,) = compare_age(NOW + timedelta(days=2), NOW, 86400.0)
     assert re.fullmatch(r"created at .*, which is in the future: check the clock", future.text)

@@ -96,6 +96,7 @@ DIAGNOSES: dict[TrialStatus, list[tuple[str, str]]] = {
         ("RuntimeError: CUDA error: operation not permitted when stream is capturing", ""),
         (CAUGHT + "RuntimeError: CUDA error: initialization error", "multiprocessing_context=spawn"),
         ("OSError: [Errno 28] No space left on device: '/scratch/cache'", ""),
+        ("OSError: [Errno 28] No space left on device: '/home/me/.cache/torch_extensions/x.so'", ""),
         ("OSError: [Errno 30] Read-only file system: '/data/cache'", ""),
         ("ValueError: uncorrectable errors in block 7 of shard 3", ""),
         ("RuntimeError: stack expects each tensor to be equal size, but got [3]", "collate_fn=..."),

@@ -143,9 +143,10 @@ def test_a_step_that_fails_is_distinguished_from_the_data(step: str, words: str)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_step_may_use_its_batch_up(workers: int) -> None:
-    with open_runner("make_dicts", step="tests.misbehaving:make_popping_step", step_seconds=None) as runner:
-        assert runner.probe((8,), LIMITS).batch_tensors == 2
+@pytest.mark.parametrize(("factory", "tensors"), [("make_dicts", 2), ("make_labels", 1)])
+def test_a_step_may_use_its_batch_up(workers: int, factory: str, tensors: int) -> None:
+    with open_runner(factory, step="tests.misbehaving:make_popping_step", step_seconds=None) as runner:
+        assert runner.probe((8,), LIMITS).batch_tensors == tensors
         result = runner.run(make_request(workers, new_process=True))
     assert (result.status, result.message) == ("completed", "")
 

@@ -109,9 +109,12 @@ assert os.environ["READ_AT_IMPORT"] == "set by the user's code"
 """
 
 
-def test_a_library_is_imported_with_the_variables_that_the_users_code_has_set(add_module: AddModule) -> None:
+def test_a_library_is_imported_with_variables_that_each_trial_sets_again(add_module: AddModule) -> None:
     add_module("reads_variable", READS_VARIABLE)
-    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
+    own = 'import os\nassert "READ_AT_IMPORT" not in os.environ\nfrom tests.misbehaving import make_honest'
+    add_module("sets_it_if_unset", own)
+    dataset = "sets_it_if_unset:make_honest"
+    with SupervisorClient() as client, open_runner("make_honest", supervisor=client, dataset=dataset) as runner:
         before = client.supervisor_pid
         client.import_once(["reads_variable"], {"READ_AT_IMPORT": "set by the user's code"})
         assert run_fresh(runner).status == "completed"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.profiles.schema import Budgets
 from autotune.protocol.budgets import plan_budgets
-from autotune.protocol.workload_profile import WorkloadProfile
+from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
 from autotune.request import TuningRequest, ValueRange
 from autotune.search.space import SearchSpace, list_requested_sizes, plan_space
 from autotune.settings import SETTINGS
@@ -224,6 +224,15 @@ def test_the_workload_limits_the_workers_and_a_note_tells_why(
     space = plan(workload=make_workload(**changes))
     assert space.choices["num_workers"] == workers
     assert any(words in note for note in space.notes)
+
+
+def test_the_largest_batch_size_of_the_search_decides_how_many_workers_can_be_useful() -> None:
+    slow = WAITING.model_copy(update={"step_cost": LinearCost(fixed=0.035), "samples": 200_000})
+    alone, beside = (
+        plan(make_request(search={"batch_size": sizes}), slow).choices["num_workers"] for sizes in ((256,), (16, 256))
+    )
+    assert alone == beside
+    assert max(plan(make_request(search={"batch_size": (16,)}), slow).choices["num_workers"]) < max(alone)
 
 
 @pytest.mark.parametrize("workload", [WAITING, make_workload(sample_bytes=0, batch_tensors=0)])

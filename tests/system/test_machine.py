@@ -12,7 +12,7 @@ from autotune.system.machine import (
     read_gpus,
     read_machine,
 )
-from tests.builders import make_machine, write_files
+from tests.builders import make_hardware, make_machine, write_files
 
 GPUS = {
     "driver/nvidia/gpus/0000:3b:00.0/information": "Model: \t\t NVIDIA A100\nGPU UUID: \t GPU-bbbb-2\n",
@@ -25,6 +25,25 @@ def test_without_any_file_there_is_no_quota_and_physical_memory_is_the_limit(tmp
     assert (machine.cpu, machine.quota_cpus) == (None, None)
     assert machine.memory_limit_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert (machine.shm_limit_bytes, machine.shm_free_bytes, machine.shm_writable) == (0, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("NVIDIA GeForce GTX 1080 Ti", "1080ti"),
+        ("NVIDIA GeForce RTX 3080 Ti", "3080ti"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "4070tisuper"),
+        ("NVIDIA RTX 6000 Ada Generation", "6000ada"),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", "3080"),
+        ("AMD Radeon RX 7900 XTX", "7900xtx"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA TITAN V", "v"),
+    ],
+)
+def test_the_class_of_a_machine_names_its_gpus_by_their_model(gpu: str, name: str) -> None:
+    assert make_hardware(gpu=gpu, gpu_count=2).machine_class.startswith(f"{name}x2-")
 
 
 def test_the_processor_is_named_by_its_first_model_name(tmp_path: Path) -> None:

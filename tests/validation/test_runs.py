@@ -232,6 +232,13 @@ def test_a_failed_run_is_repeated_under_its_number_and_a_second_failure_rules_th
     assert [one.config for one in twice.candidates] == [FEW]
 
 
+def test_a_baseline_that_fails_twice_after_one_run_is_compared_no_more() -> None:
+    rates = [None, 100.0, None]
+    found, _ = validate_with(lambda config, number: rates[number] if config == PLAN.baseline else 110.0)
+    assert (found.baseline.rate, len(found.baseline.rates)) == (0.0, 1)
+    assert [len(one.rates) for one in found.candidates] == [MIN_RUNS, MIN_RUNS]
+
+
 def test_if_everything_fails_no_further_run_begins() -> None:
     found, asked = validate_with(lambda config, number: None, FEW)
     assert (len(asked), [len(one.failures) for one in found.measured]) == (4, [2, 2])
@@ -241,6 +248,12 @@ def test_the_default_variant_of_the_fastest_is_measured_as_often_however_slow() 
     odd, variant = make_config(8, 4, persistent_workers=True), make_config(8, 2, persistent_workers=True)
     found, _ = validate_with(lambda config, number: 200.0 if config == odd else 100.0, odd, variant, MANY)
     assert {one.config: len(one.rates) for one in found.candidates} == {odd: MIN_RUNS, variant: MIN_RUNS}
+
+
+def test_the_fastest_with_unchanged_training_is_measured_as_often_whatever_its_workers() -> None:
+    odd, same = make_config(8, in_order=False), make_config(4)
+    found, _ = validate_with(lambda config, number: 900.0 if config == odd else 100.0, same, odd)
+    assert {one.config: len(one.rates) for one in found.candidates} == {same: MIN_RUNS, odd: MIN_RUNS}
 
 
 @pytest.mark.parametrize("pace", [1.0, 0.8])
