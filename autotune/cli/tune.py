@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from autotune.profiles.schema import TunedProfile
     from autotune.request import TuningRequest
     from autotune.tuning import TuningResult
+
+ALTERNATIVES: Final = (("dataset", "loader"), ("loader", "dataset"), ("step", "step_time"), ("step_time", "step"))
 
 
 @click.command(
@@ -46,13 +48,17 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     TARGET is short for --dataset TARGET. MODULE:NAME is pkg.mod:name or file.py:name.
     """
     with exit_on_error(interrupted=NOTHING_MEASURED):
+        source = ctx.get_parameter_source
+        for one, other in ALTERNATIVES:
+            if source(one) is ParameterSource.COMMANDLINE and source(other) is ParameterSource.ENVIRONMENT:
+                options[other] = None
         if (target := options["target"]) is not None:
             if target.endswith(".py"):
                 function = "NAME, a module-level function that returns your Dataset or DataLoader"
                 raise UsageError(f"Run dltune run {target}, or dltune --dataset {target}:NAME with {function}.")
             if target.isdecimal():
                 raise UsageError(f"{target} is no TARGET: separate values by commas, as in --batch-size 16,{target}.")
-            if ParameterSource.COMMANDLINE in map(ctx.get_parameter_source, ("dataset", "loader")):
+            if ParameterSource.COMMANDLINE in map(source, ("dataset", "loader")):
                 raise UsageError(f"Pass either {target} or --dataset or --loader.")
             options |= {"dataset": target, "loader": None}
         _run_and_print(build_request(options), options)

@@ -138,6 +138,20 @@ def test_a_target_excludes_a_dataset_on_the_command_line_only() -> None:
     assert "--trials: Input" in invoke("pkg:make", "--trials", "-1", DLTUNE_DATASET="pkg:other").stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["--loader", "pkg:make"], {"DLTUNE_DATASET": "pkg:other"}),
+        (["--dataset", "pkg:make"], {"DLTUNE_LOADER": "pkg:other"}),
+        (["pkg:make", "--step-time", "5ms"], {"DLTUNE_STEP": "pkg:step"}),
+    ],
+)
+def test_an_option_takes_precedence_over_the_variable_of_its_alternative(
+    arguments: list[str], variables: dict[str, str]
+) -> None:
+    assert "--trials: Input" in invoke(*arguments, "--trials", "-1", **variables).stderr
+
+
 def test_a_script_alone_is_answered_with_the_form_that_works() -> None:
     result = invoke("train.py")
     assert result.exit_code == 2
