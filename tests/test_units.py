@@ -84,7 +84,10 @@ def test_long_durations_are_written_with_rests_below_sixty(seconds: float) -> No
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(25e-6, "25 us"), (0.0079, "7.9 ms"), (3.2, "3.2 s"), (192, "3m12"), (3599.7, "1h00"), (3456e3, "40 days")],
+    [
+        *((25e-6, "25 us"), (0.0079, "7.9 ms"), (3.2, "3.2 s"), (192, "3m12"), (3599.7, "1h00"), (3456e3, "40 days")),
+        *((0.9997e-3, "1.0 ms"), (0.99997, "1.0 s"), (59.97, "1m00")),
+    ],
 )
 def test_durations_are_written_in_the_unit_that_suits_them(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text

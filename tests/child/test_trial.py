@@ -217,6 +217,8 @@ class WithLength(Count):
 
 
 def test_workers_that_repeat_a_stream_are_found_by_its_length() -> None:
-    with pytest.raises(SampleCountError, match="delivered 70 samples of a dataset whose length is 35: it is wrong, or each"):
+    with pytest.raises(
+        SampleCountError, match="delivered 70 samples of a dataset whose length is 35: it is wrong, or each"
+    ):
         measure(Workload(dataset=WithLength()), 2)
     assert measure(Workload(dataset=WithLength()), 1).epochs

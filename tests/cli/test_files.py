@@ -113,6 +113,13 @@ def test_another_file_is_only_replaced_by_force() -> None:
     assert "My thesis" not in Path("report.html").read_text()
 
 
+def test_an_export_replaces_no_report_without_force() -> None:
+    save()
+    assert invoke("report").exit_code == 0
+    refused = invoke("export", "--to", "yaml", "-o", "report.html")
+    assert (refused.exit_code, refused.stderr.count("report.html exists already")) == (1, 1)
+
+
 def test_a_file_that_contains_a_report_among_other_text_and_a_pipe_are_not_replaced() -> None:
     save()
     Path("summary.md").write_text("# Mine\n" + invoke("report", "--format", "md").stdout)
@@ -160,7 +167,9 @@ def test_merge_joins_the_profiles_of_several_machines() -> None:
     assert result.exit_code == 0, result.output
     merged = TunedFile.model_validate_json(Path("all.json").read_text())
     assert sorted(one.hardware.usable_cpus for one in merged.profiles) == [4.0, 8.0]
-    assert '"profiles"' in invoke("merge", "one/dltune.json").stdout
+    for output in ([], ["-o", "-"]):
+        assert '"profiles"' in invoke("merge", "one/dltune.json", *output).stdout
+    assert not Path("-").exists()
 
 
 def test_merge_adds_to_its_output_and_replaces_nothing_newer_or_of_another_kind() -> None:

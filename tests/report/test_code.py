@@ -85,6 +85,7 @@ def test_several_processes_get_a_distributed_sampler() -> None:
         ("pyg.loader.DataLoader", "pyg.loader.DataLoader(**your", "(pyg.loader.DataLoader, **your"),
         ("mypkg.data:make_loader", "make_loader(root='/data', batch_size=4", "make_loader(make_loader, root='/data')"),
         ("x(); import os; f", "make_loader(**your", "(make_loader, **your"),
+        ("__import__('os').system('id').DataLoader", "make_loader(**your", "(make_loader, **your"),
     ],
 )
 def test_a_loader_of_the_users_own_is_called_by_its_name(loader: str, plain: str, loaded: str) -> None:
@@ -105,6 +106,7 @@ def test_one_of_several_loaders_of_a_function_is_selected(split: str, choice: st
 
 def test_a_label_selects_the_profile_and_no_label_selects_by_machine() -> None:
     assert 'autotune.load("a \\"b\\".json").make' in load_code(make_profile(), 'a "b".json')
+    assert 'autotune.load("dønnées 😀.json").make' in load_code(make_profile(), "dønnées 😀.json")
     assert 'autotune.load("x", profile="mine").make' in load_code(make_profile(label="mine"), "x")
 
 

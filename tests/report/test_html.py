@@ -98,6 +98,15 @@ def test_a_faster_trial_is_higher_and_one_with_more_workers_is_further_right() -
     assert (right - 58) == pytest.approx(4 * (left - 58), abs=0.5)  # 58 is where the axis starts
 
 
+def test_a_baseline_with_the_most_workers_is_within_the_chart() -> None:
+    result = make_profile_result()
+    assert result.baseline is not None
+    baseline = result.baseline.model_copy(update={"config": make_config(512)})
+    chart, _ = draw(make_full_profile(result=result.model_copy(update={"baseline": baseline})))
+    (mark,) = find(chart, "baseline")
+    assert float(mark.get("transform", "").partition("(")[2].split()[0]) <= 58 + 350
+
+
 def test_bars_are_as_long_as_the_seconds() -> None:
     _, bar = draw(make_full_profile())
     waiting, step = (

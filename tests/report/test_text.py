@@ -50,6 +50,12 @@ def test_no_change_is_one_sentence_and_nothing_is_to_be_pasted() -> None:
     assert render_summary(profile, "out/dltune.json") == read(transcript)
 
 
+def test_others_that_the_run_had_no_time_to_compare_are_not_within_noise() -> None:
+    result = make_profile_result(**NO_CHANGE | {"validation_runs": 1})
+    text = render_summary(make_profile(config=make_config(), result=result), "dltune.json")
+    assert "the run ended before others were compared with PyTorch's defaults." in " ".join(text.split())
+
+
 @pytest.mark.parametrize("width", [80, 100])
 def test_all_lines_but_those_to_paste_fit_the_terminal(width: int) -> None:
     sentences = tuple(
