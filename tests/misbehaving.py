@@ -315,6 +315,11 @@ def make_labels() -> Workload:
     return Workload(dataset=Sharded(), collate_fn=lambda rows: {"labels": torch.stack(rows)})
 
 
+def make_elsewhere() -> Honest:
+    os.chdir("/")
+    return Honest()
+
+
 def make_no_step() -> int:
     return 5
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
+
 from autotune.profiles.device_prefetch import find_tensors
 
 DUPLICATED_RATIO: Final = 1.5  # times the samples of one process
@@ -25,8 +27,10 @@ def count_samples(batch: Any, expected: int) -> int:
     """
     lengths = [int(tensor.shape[0]) for tensor in find_tensors(batch) if tensor.dim()]
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
-    shapes = [getattr(one, "shape", None) for one in (parts if isinstance(parts, list | tuple) else [parts])]
-    lengths += [shape[0] for shape in shapes if isinstance(shape, tuple) and shape]  # of numpy or JAX
+    columns = parts if isinstance(parts, list | tuple) else [parts]
+    arrays = [one for one in columns if _is_array(one)]
+    if columns is not batch or len({one.ndim for one in arrays}) > 1:  # else each may be a sample
+        lengths += [len(one) for one in arrays]
     is_sequence = isinstance(parts, Sequence) and not isinstance(parts, str | bytes)
     lists = [len(one) for one in (parts, *parts) if isinstance(one, list | tuple)] if is_sequence else []
     if expected in lengths or (expected > 1 and expected in lists):
@@ -39,6 +43,11 @@ def count_samples(batch: Any, expected: int) -> int:
     if is_sequence:
         return len(parts[0] if parts and isinstance(parts[0], list | tuple) else parts)
     return expected
+
+
+def _is_array(one: Any) -> bool:
+    """Return whether an object has rows as arrays of numpy and JAX do."""
+    return hasattr(type(one), "__array__") and not isinstance(one, torch.Tensor) and one.ndim > 0
 
 
 @dataclass(slots=True)

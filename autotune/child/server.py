@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -142,8 +143,8 @@ class TrialServer:
         changed = {
             name: value
             for name, value in os.environ.items()
-            if self._environment.get(name) != value and name not in DEVICE_VARIABLES and make_printable(value) == value
-        }  # JSON needs UTF-8
+            if self._environment.get(name) != value and name not in DEVICE_VARIABLES and _lasts(value)
+        }
         self._known = report.profile
         return report.model_copy(update={"environment": changed})
 
@@ -205,6 +206,11 @@ class TrialServer:
             return
         self._phase, self._last_progress = phase, time.monotonic()
         self._channel.send(messages.ProgressReport(phase=phase, batches=batches).model_dump_json())
+
+
+def _lasts(value: str) -> bool:
+    """Return whether a variable is one of JSON's UTF-8, and names nothing that is removed with this process."""
+    return make_printable(value) == value and tempfile.gettempdir() not in value
 
 
 def _list_alive() -> set[object]:

@@ -128,16 +128,12 @@ class Supervisor:
         """Import libraries; return False if that failed, or has disturbed this process."""
         if not self._can_fork:
             return True
-        own = dict(os.environ)
         os.environ |= environment
         try:
             for name in modules:
                 importlib.import_module(name)
         except Exception:  # it depends on the folder, or on what the user's code did before
             return False
-        finally:  # the user's code sets its variables again in each trial, such as that of a temporary folder
-            os.environ.clear()
-            os.environ.update(own)
         gc.freeze()
         are_ignored = all(signal.getsignal(number) is signal.SIG_IGN for number in IGNORED_SIGNALS)
         return are_ignored and not self._list_descendants() and _is_forkable()

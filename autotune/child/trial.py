@@ -227,8 +227,8 @@ class TrialRun:
         batches = self._iterator if self._copier is None else prefetch_batches(self._iterator, self._copier)
         timer.ask()
         for self._batch in batches:  # as in training, a batch lives until the next one arrives
-            samples = 0 if self._is_map else count_samples(self._batch, self._loader.batch_size or 1)
             timer.begin()
+            samples = 0 if self._is_map else count_samples(self._batch, self._loader.batch_size or 1)
             self._step(self._batch)  # which may change it
             is_whole = self._ranks.sync_step()
             timer.end()

@@ -44,7 +44,6 @@ from autotune.request import Workload, WorkloadRequest, split_import_string
 from autotune.settings import SETTINGS, SettingName, config_from_values
 from autotune.system.procfs import read_smaps
 
-START_METHOD: Final = "multiprocessing_context"
 MAX_SPLITS: Final = 1000  # in a list; a longer one has samples
 
 
@@ -105,8 +104,10 @@ class LoadedWorkload:
     @property
     def gives_loader(self) -> bool:
         """Whether the factory returned a plain DataLoader, or a Workload that has arguments of one."""
-        arguments = (one for one in dataclasses.fields(Workload) if one.name not in ("dataset", START_METHOD))
-        is_given = any(getattr(self.parts, one.name) is not one.default for one in arguments)
+        usual = Workload(dataset=self.parts.dataset, multiprocessing_context=self.parts.multiprocessing_context)
+        names = (one.name for one in dataclasses.fields(Workload))
+        pairs = ((getattr(self.parts, name), getattr(usual, name)) for name in names)
+        is_given = any(one is not other if other is None else one != other for one, other in pairs if one is not other)
         return self.own is None and (self.baseline is not None or is_given)
 
     @property

@@ -51,7 +51,8 @@ class Finding(NamedTuple):
 
 
 @click.command(
-    params=[option("--json", "Print JSON.")], epilog=epilog("dltune doctor", codes="0 tuning can start; 1 it cannot")
+    params=[option("--json", "Print JSON.")],
+    epilog=epilog("dltune doctor", codes="0 tuning can start; 1 it cannot; 2 error"),
 )
 def doctor(json: bool) -> None:
     """Check the environment: torch, machine, container and folders.

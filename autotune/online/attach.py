@@ -29,11 +29,13 @@ _METHODS: Final = ("train_dataloader", "get_train_dataloader")  # of Lightning, 
 
 def _iterate(loader: Any) -> Iterator[Any]:
     """Start an epoch of a tuned loader; its class has this function as `__iter__`."""
+    cls: Any = type(loader).__bases__[0]
     reason, is_nested = "", get_worker_info() is not None  # within a dataset, in a worker, which starts no workers
     if loader.autopilot_state is None and not is_nested:
-        reason = explain_refusal(loader, type(loader).__bases__[0]) or make_state(loader)
+        reason = explain_refusal(loader, cls) or make_state(loader)
     if reason or is_nested:
-        if reason and not CHOOSERS:  # else `dltune run` says so
+        is_reported = CHOOSERS and cls.__iter__ is DataLoader.__iter__  # by `dltune run`
+        if reason and not is_reported:
             loader.autopilot_options.show(f"not tuned: {reason}.")
         detach(loader)
         return iter(loader)

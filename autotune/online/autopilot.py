@@ -115,12 +115,13 @@ class Autopilot:
         own = _read_settings(loader)
         self.facts = read_facts(loader, self._processes)
         self._path = None if options.profile is None or self.facts.is_evaluation else Path(options.profile)
-        start = None if self._path is None else find_start(self._path, self.facts)
-        begin, known = start or (own, None)
+        start = None if self._path is None else find_start(self._path, self.facts, own)
+        begin, known, was_own_tried = start or (own, None, True)
         needs_workers = own.workers > 0 and loader.worker_init_fn is not None  # which prepares the dataset
         if needs_workers and not begin.workers:
             begin, known = own, None
-        self.controller = Controller(own, begin, limits.cpus, self._limit_workers, known, needs_workers=needs_workers)
+        has = {"needs_workers": needs_workers, "was_own_tried": was_own_tried}
+        self.controller = Controller(own, begin, limits.cpus, self._limit_workers, known, **has)
         self._started = time.perf_counter()
         self._counters = WorkerCounters()
         self._windows = Windows(self._counters, self.controller, persists=loader.persistent_workers)
@@ -137,6 +138,10 @@ class Autopilot:
         self._has_checked = False  # what workers would share with this process
         self._has_reported = False
         self._follow(loader)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as None: a copied loader is tuned from its start."""
+        return type(None), ()
 
     def _follow(self, loader: DataLoader[Any]) -> None:
         self._loader = weakref.ref(loader)
@@ -182,7 +187,7 @@ class Autopilot:
             most = max(own.workers, self._limits.most_workers(prefetch, 0))
             if workers > most:
                 self.controller.settings = WorkerSettings(most, prefetch) if most else own
-                self.controller.known = None
+                self.controller.known = self.controller.watched = None
             if workers > most or (loader.persistent_workers and workers):
                 self._windows.discard()  # only their first epoch starts them
         is_unchecked = not (own.workers or kept or self._has_checked) and self.controller.settings.workers > 0
@@ -302,9 +307,11 @@ class Autopilot:
             is_complete = controller.has_converged
             controller.finish()
             self._save_result(is_complete=is_complete)
-        elif controller.watched is not None and self._windows.are_epochs and not controller.failure:
-            controller.windows[controller.settings] = controller.watched  # with the starts of workers in short epochs
-            self._save_result()
+        elif (last := controller.watched) is not None and self._windows.are_epochs and not controller.failure:
+            own = controller.own_window
+            if own is None or last.rate > own.rate or controller.settings == controller.own:
+                controller.windows[controller.settings] = last  # short epochs, with the starts of their workers
+                self._save_result()
 
     def describe(self) -> str:
         """Describe in a sentence what it stays with, and why."""

@@ -80,6 +80,7 @@ class Controller:
             as many as the second argument run already and stay.
         known: A window of `start` in an earlier run; about as fast, and waiting as little, it tries no others.
         needs_workers: Whether batches cannot be loaded in the training process.
+        was_own_tried: Whether the earlier run measured the user's settings, too.
     """
 
     def __init__(
@@ -91,9 +92,10 @@ class Controller:
         known: Window | None = None,
         *,
         needs_workers: bool = False,
+        was_own_tried: bool = False,
     ) -> None:
         self.own, self.settings, self.cpus, self._limit = own, start, cpus, limit
-        self.known, self._needs_workers = known, needs_workers
+        self.known, self._needs_workers, self._was_own_tried = known, needs_workers, was_own_tried
         self.windows: dict[WorkerSettings, Window] = {}
         self.costs: BatchCosts | None = None
         self.has_converged = False
@@ -169,8 +171,9 @@ class Controller:
         """List settings to try after these, the most likely first."""
         costs, (workers, prefetch), cpus = self.costs, basis, self.cpus
         window, tries = self.windows[basis], list[WorkerSettings]()
-        if self.own not in self.windows and (own := self.own_window) is not None and own.rate > self._best_rate():
-            tries.append(self.own)  # it began with the result of an earlier run
+        is_own_new = self.own not in self.windows and not self._was_own_tried  # after a start with other settings
+        if is_own_new and (own := self.own_window) is not None and own.rate > self._best_rate():
+            tries.append(self.own)
         if not workers:  # one worker shows what a worker costs
             one = WorkerSettings(min(1, self._limit(prefetch, 0)), prefetch)
             return [*tries, one] if window.wait_share > MIN_WAIT_SHARE else tries

@@ -23,7 +23,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from multiprocessing.connection import _ConnectionBase
 from multiprocessing.managers import BaseProxy
-from multiprocessing.queues import Queue
+from multiprocessing.queues import Queue, SimpleQueue
 from multiprocessing.synchronize import SemLock
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Final
@@ -35,7 +35,7 @@ from autotune.system.software import is_library
 MAX_OBJECTS: Final = 100_000  # of a dataset that are looked at: up to a second
 MAX_ENTRIES: Final = 1000  # of a container
 CONTAINERS: Final[tuple[Any, ...]] = (dict, list, set, deque)  # that may grow
-_MADE_FOR_FORKS: Final = (logging.Logger, logging.Handler, BaseProxy, Queue)  # their connections may be shared
+_MADE_FOR_FORKS: Final = (logging.Logger, logging.Handler, BaseProxy, Queue, SimpleQueue)  # may share connections
 _SKIPPED: Final = (type, ModuleType, FunctionType, CodeType, FrameType, *_MADE_FOR_FORKS)
 _SHARED: Final[tuple[Any, ...]] = (functools._lru_cache_wrapper, *CONTAINERS)
 _THREADED: Final = (threading.Thread, Executor)

@@ -25,7 +25,6 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler
 
 from autotune.online.group import (
     HANG_SECONDS,
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 INSPECTED_BATCHES: Final = 3  # at the start of an epoch
 MAX_LEAD: Final = 200  # batches that other workers load while added ones start
 TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
-_EXACT_SAMPLERS: Final = (BatchSampler, RandomSampler)  # whose length is right
 POLL_SECONDS: Final = 1.0  # after which a dead worker is noticed
 
 
@@ -91,11 +89,6 @@ class Epoch:
         self._is_too_late = False  # to start workers in this epoch
         self._source_end: Exception | type[Exception] = StopIteration  # or an error of the sampler
         self._source = iter(loader._index_sampler)
-        self._most: int | None = (
-            None  # batches to draw ahead: a RandomSampler draws once more from its generator at its end
-        )
-        if not own.workers and type(loader.sampler) is RandomSampler and type(loader._index_sampler) in _EXACT_SAMPLERS:
-            self._most = len(loader._index_sampler)
         if seeds is None:  # as DataLoader does: with workers, it iterates twice, and draws their seed between
             seeds = torch.Generator()  # a copy: the first group has the seeds of the plain loader's workers
             seeds.set_state(torch.get_rng_state() if loader.generator is None else loader.generator.get_state())
@@ -109,7 +102,7 @@ class Epoch:
                 self._start_first()
                 if not self.settings.workers:
                     with suppress(StopIteration):
-                        self._groups[0].plan(self._draw(is_ahead=True))
+                        self._last_free = self._draw(is_ahead=True).number
             return
         self.settings = _sum_up(kept)
         self.started_workers = max(one.first_worker + one.started for one in kept)
@@ -193,8 +186,6 @@ class Epoch:
             group = self._queue[0].group if self._queue else None
             group = group or next((one for one in self._list_open() if not one.settings.workers), None)
             if group is None:
-                if self._most is not None:
-                    next(self._source, None)
                 break
             returned, is_here = group.returned, not group.settings.workers
             if is_here:
@@ -293,8 +284,6 @@ class Epoch:
 
     def _draw(self, *, is_ahead: bool) -> Slot:
         """Draw a slot. Ahead of its use, its indices are pickled, as the sampler may change them later."""
-        if is_ahead and self.drawn == self._most:
-            raise StopIteration
         try:
             slot = Slot(self.drawn, next(self._source))
         except StopIteration:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 import operator
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.config import Configured, DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.online.controller import BUSY_CPU_SHARE, Controller
 from autotune.online.group import WorkerSettings
 from autotune.online.windows import Window
@@ -52,25 +50,35 @@ class LoaderFacts(NamedTuple):
 def read_facts(loader: DataLoader[Any], processes: int) -> LoaderFacts:
     """Read the facts of a loader in one of several training processes."""
     persists, size = bool(loader.persistent_workers), _read_batch_size(loader)
-    frames = _list_library_frames()
-    is_evaluation = any(frame.f_code.co_name == "evaluation_loop" for frame in frames)
-    workload = _identify(loader, size, processes, _find_preparer(frames))
+    calls = _list_library_calls()
+    modules = {module for module, _ in calls}
+    prepared_by: Preparer | None = "accelerate" if "accelerate.data_loader" in modules else None
+    prepared_by = "transformers" if "transformers.trainer" in modules else prepared_by
+    is_evaluation = ("transformers.trainer", "evaluation_loop") in calls
+    workload = _identify(loader, size, processes, prepared_by)
     return LoaderFacts(workload, size, bool(loader.pin_memory), persists, is_evaluation)
 
 
-def find_start(path: Path, facts: LoaderFacts) -> tuple[WorkerSettings, Window | None] | None:
+def find_start(
+    path: Path, facts: LoaderFacts, own: WorkerSettings
+) -> tuple[WorkerSettings, Window | None, bool] | None:
     """Return the settings that an earlier run with this dataset and machine ended with.
 
-    With them is one second of that run, unless it ended before it had tried all that it proposed.
+    With them is one second of that run, unless it ended before it had tried all that it proposed; and whether it has
+    tried the user's settings.
     """
     hardware = read_hardware(facts.workload.nproc_per_node)
     for one in read_profiles(path):
         if _is_result(one, facts, hardware):
-            settings = WorkerSettings(one.dataloader.num_workers, one.dataloader.prefetch_factor or 2)
+            tried = [_read_settings(trial) for trial in one.search.trials]
             rate = one.result.samples_per_second / one.search.batch_samples
             known = Window(batches=rate, seconds=1.0, wait_seconds=one.result.wait_share)
-            return settings, known if one.is_complete else None
+            return _read_settings(one), known if one.is_complete else None, own in tried
     return None
+
+
+def _read_settings(one: Configured) -> WorkerSettings:
+    return WorkerSettings(one.dataloader.num_workers, one.dataloader.prefetch_factor or 2)
 
 
 def remove_result(path: Path, facts: LoaderFacts) -> None:
@@ -111,18 +119,11 @@ def _identify(
     )
 
 
-def _list_library_frames() -> list[FrameType]:
-    """List the calls from the user's own code to this one."""
+def _list_library_calls() -> set[tuple[str | None, str]]:
+    """List the modules and functions between the user's own code and this one."""
     frames = (frame for frame, _ in traceback.walk_stack(None))
-    return list(itertools.takewhile(lambda frame: is_library(frame.f_code.co_filename), frames))
-
-
-def _find_preparer(frames: Sequence[FrameType]) -> Preparer | None:
-    """Return the library that iterates over the loader, which has usually made it."""
-    modules = {frame.f_globals.get("__name__") for frame in frames}
-    if "transformers.trainer" in modules:
-        return "transformers"
-    return "accelerate" if "accelerate.data_loader" in modules else None
+    ours = itertools.takewhile(lambda frame: is_library(frame.f_code.co_filename), frames)
+    return {(frame.f_globals.get("__name__"), frame.f_code.co_name) for frame in ours}
 
 
 def read_hardware(processes: int = 1) -> Hardware:
@@ -139,8 +140,10 @@ def save_result(
     final = controller.final_window
     if final is None or read_local_rank() > 0:
         return
-    size, own = facts.batch_size or 1, controller.own_window
-    config, machine = _configure(facts, controller.settings), read_machine()
+    size, own, settings = facts.batch_size or 1, controller.own_window, controller.settings
+    if own is not None and own.rate >= final.rate:  # by its prediction: the next run tries it
+        final, settings = own, controller.own
+    config, machine = _configure(facts, settings), read_machine()
     baseline = None
     if own is not None:
         baseline = Baseline(
@@ -155,7 +158,7 @@ def save_result(
         epochs=1,
         baseline=baseline,
         speedup=final.rate / own.rate if own is not None else None,
-        decision="no_change" if own is not None and final.rate <= own.rate else "faster",
+        decision="no_change" if settings == controller.own else "faster",
         upper_bound_samples_per_second=size / controller.costs.step if controller.costs is not None else None,
         wait_share=final.wait_share,
         bottleneck=find_bottleneck(final, controller),

@@ -30,7 +30,8 @@ WATCHED_DRAWS: Final = 50  # batches, in which random numbers and files are watc
 FEW_GENERATORS: Final = 3  # reading the state of each takes 20 to 100 us
 MANY_GENERATORS: Final = 50
 START_WITH_ONE: Final = "to tune all the same, start with num_workers=1"
-CONNECT_LATER: Final = "connect in __getitem__, and start with num_workers=1"
+CONNECT_LATER: Final = "connect in __getitem__"
+AND_START: Final = ", and start with num_workers=1"
 _File = tuple[str, str]  # descriptor and path
 _SIMPLE: Final = (bool, int, float, str)
 
@@ -77,9 +78,10 @@ class SharedState:
     def begin_load(self, dataset: Any) -> None:
         """Note what loading a batch in the training process may use."""
         is_close = self._loads < WATCHED_LOADS
-        sent, attributes = (read_sent_bytes(), _read_simple_attributes(dataset)) if is_close else ({}, {})
+        attributes = _read_simple_attributes(dataset) if is_close else {}
+        sent = read_sent_bytes() if is_close else {}
         changed = _list_changed(self._attributes, attributes)
-        self._used.update(f"not see that the training changes `{one}`; {START_WITH_ONE}" for one in changed)
+        self._used.update(f"not see that the training changes {one} of the dataset" for one in changed)
         self._before = _Reading(self._read_positions(), sent, attributes, self._read_random_states())
 
     def end_sampling(self) -> None:
@@ -97,9 +99,9 @@ class SharedState:
             self._opened.update(one for one in read_file_positions() if one not in (self._files or ()))
             now, self._attributes = read_sent_bytes(), _read_simple_attributes(dataset)
             used = (one[1] for one, at in now.items() if sent.get(one, at) != at)
-            self._used.update(f"share the connection to {one}; {CONNECT_LATER}" for one in used)
+            self._used.update(f"share the connection to {one}; {CONNECT_LATER}{AND_START}" for one in used)
             changed = _list_changed(attributes, self._attributes)
-            self._used.update(f"change copies of `{one}`; {START_WITH_ONE}" for one in changed)
+            self._used.update(f"change copies of {one}; {START_WITH_ONE}" for one in changed)
         self._loads += 1
 
     def _read_random_states(self) -> list[Any]:
@@ -127,7 +129,8 @@ class SharedState:
             return reason
         objects = list(list_objects(loader.dataset))
         if any(map(is_connection, objects)):
-            return f"workers would share the dataset's connection; {CONNECT_LATER}"
+            start = "" if loader.num_workers else AND_START
+            return f"workers would share the dataset's connection; {CONNECT_LATER}{start}"
         if loader.num_workers:
             return ""
         for used, loads in self._used.items():
@@ -168,12 +171,12 @@ def _read_mode(descriptor: int) -> int:
 
 def _read_simple_attributes(dataset: Any) -> dict[str, Any]:
     """Return the numbers and texts that a dataset has as attributes, and its length."""
-    found = read_attributes(dataset)
+    found = {f"`{name}`": value for name, value in read_attributes(dataset).items()}
     with suppress(Exception):  # of the user's class
-        found["__len__"] = len(dataset)
+        found["the length"] = len(dataset)
     return {name: value for name, value in found.items() if any(type(value) is one for one in _SIMPLE)}
 
 
 def _list_changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    same = before.keys() & after.keys()
+    same = [one for one in before if one in after]
     return [one for one in same if before[one] is not after[one] and before[one] != after[one]]

@@ -63,7 +63,10 @@ class _IndexPickler(pickle.Pickler):
     """Pickles tensors without the rest of their storage, such as that of the permutation they are a part of."""
 
     def reducer_override(self, one: Any) -> Any:
-        return one.clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL) if isinstance(one, torch.Tensor) else NotImplemented
+        is_plain = type(one) is torch.Tensor and one.layout is torch.strided
+        if not is_plain or one.untyped_storage().nbytes() <= one.nbytes:
+            return NotImplemented
+        return one.clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 
 class TimedIndices:

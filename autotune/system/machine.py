@@ -46,7 +46,7 @@ class Hardware(FrozenModel):
         memory = f"{gib:.0f}g" if gib >= 1 else f"{gib * 1024:.0f}m"
         gpus = "cpu"
         if self.gpu is not None:
-            model = re.search(r"[A-Z]*\d\w*( Ti\b| SUPER\b| XT\b| XTX\b| Ada\b)*", self.gpu)
+            model = re.search(r"[A-Za-z]*\d\w*( Ti\b| SUPER\b| XT\b| XTX\b| SFF\b| Ada\b)*", self.gpu)
             gpus = f"{(model[0].replace(' ', '') if model else self.gpu.split()[-1]).lower()}x{self.gpu_count}"
         return f"{gpus}-{self.usable_cpus:g}c-{memory}"
 

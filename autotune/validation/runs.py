@@ -99,15 +99,18 @@ def _plan_next_run(
 ) -> tuple[list[CandidateRuns], list[CandidateRuns]]:
     """Return the candidates that may still win, and the configurations to measure next: none if the result is clear.
 
-    The variants of the fastest with default values or unchanged training stay, and the fastest that changes less of the
-    training: they show what its settings gain. Only the fastest is compared further with the baseline. A baseline that
-    is far behind after one run rests.
+    The variants of the fastest with default values or unchanged training stay, and the fastest of those that change
+    less of the training, down to none: they show what its settings gain. Only the fastest is compared further with the
+    baseline. A baseline that is far behind after one run rests.
     """
     candidates = [one for one in candidates if one.rate]
     best = max(candidates, key=comparison.rate) if candidates else baseline
     variants = {keep(best.config) for keep in (plan.keep_order, plan.default_variant, plan.keep_training)}
-    alternative = comparison.find_alternative(plan, best, candidates)
-    needed = [one for one in candidates if one is best or one is alternative or one.config in variants]
+    chain = [best]
+    while (alternative := comparison.find_alternative(plan, chain[-1], candidates)) is not None:
+        chain.append(alternative)
+    needed = [one for one in candidates if one in chain or one.config in variants]
+    alternative = chain[1] if len(chain) > 1 else None
     floor = DROP_BELOW_RATIO.get(runs, 0.0) * (comparison.rate(best) if candidates else 0.0)
     candidates = [one for one in candidates if one in needed or comparison.rate(one) >= floor]
     leader = baseline if baseline.rate > best.rate else best

@@ -79,15 +79,6 @@ def test_a_missing_module_or_attribute_is_reported(text: str, words: str) -> Non
         import_attribute(text)
 
 
-def test_a_file_is_found_after_the_users_code_has_changed_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_files(tmp_path, {"dltune_step.py": "make = 5"})
-    assert import_attribute("dltune_step.py:make", tmp_path) == 5
-    with pytest.raises(UsageError, match=r"dltune_step\.py: no such file in /"):
-        import_attribute("dltune_step.py:make", Path("/"))
-
-
 def test_a_package_in_src_is_to_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path, {"src/dltune_package/data.py": ""})
     monkeypatch.chdir(tmp_path)

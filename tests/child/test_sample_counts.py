@@ -68,6 +68,9 @@ def test_members_of_enumerations_and_objects_that_contain_themselves_are_read_on
         ({"image": np.zeros((7, 3)), "label": np.zeros(7)}, 7),
         ((np.zeros((5, 3)), np.zeros(5)), 5),
         (np.zeros((9, 3)), 9),
+        ([np.zeros((224, 224, 3))] * 5, 5),
+        ([np.zeros((7, 28, 28))] * 4, 4),
+        ([np.zeros((5, 28, 28)), np.zeros(5)], 5),
         ((np.float64(1.0), np.float64(2.0)), 2),
     ],
 )

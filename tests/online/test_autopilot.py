@@ -129,7 +129,8 @@ def test_a_training_that_ends_before_it_converged_has_a_result_though_its_loader
     state.finish()
     profile = select_profile(Path("dltune.json"))
     assert (profile.config.dataloader.num_workers, profile.is_complete) == (2, False)
-    assert find_start(Path("dltune.json"), state.facts) == (WorkerSettings(2, 2), None)  # the next run tries more
+    start = find_start(Path("dltune.json"), state.facts, WorkerSettings(24, 2))
+    assert start == (WorkerSettings(2, 2), None, False)  # the next run tries more
 
 
 def test_the_rates_of_other_numbers_of_workers_explain_why_the_users_stay() -> None:
@@ -540,6 +541,30 @@ def test_a_loader_with_other_workers_is_another_one() -> None:
     state.facts = read_facts(same, 1)
     assert not state.continue_with(other)
     assert state.continue_with(same)
+
+
+class Slotted(DataLoader[Any]):
+    __slots__ = ("note",)
+
+
+def test_a_copy_of_a_loader_whose_class_has_slots_is_tuned_from_its_start() -> None:
+    loader: Any = autopilot(Slotted(Waiting(), 8), None, quiet=True)
+    assert len(list(loader)) == 8
+    again: Any = copy.deepcopy(loader)
+    assert again.autopilot_state is None
+    assert len(list(again)) == 8
+
+
+@pytest.mark.parametrize(("rate", "shown"), [(110.0, 110.0), (90.0, 120.0)])
+def test_short_epochs_end_with_the_rate_that_the_starts_of_their_workers_leave(rate: float, shown: float) -> None:
+    loader: Any = autopilot(DataLoader(Waiting(), 8), None, quiet=True)
+    assert len(list(loader)) == 8
+    state = loader.autopilot_state
+    controller, state._windows.are_epochs = state.controller, True
+    controller.windows = {WorkerSettings(0, 2): Window(100, 1.0), WorkerSettings(4, 2): Window(120, 1.0)}
+    controller.settings, controller.has_converged, controller.watched = WorkerSettings(4, 2), True, Window(rate, 1.0)
+    state.finish()
+    assert controller.final_window.rate == shown
 
 
 class Locked(DataLoader[Any]):

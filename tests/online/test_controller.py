@@ -143,8 +143,9 @@ def test_the_result_of_an_earlier_run_is_kept_while_it_is_as_fast(changes: dict[
 def test_own_settings_that_are_predicted_to_be_faster_than_those_of_an_earlier_run_are_tried() -> None:
     costs = WORKLOADS["samples wait"]
     known = simulate(costs, 4, random.Random(0))
-    for own, workers in ((24, 24), (2, 4)):
-        controller = Controller(WorkerSettings(own, 2), WorkerSettings(4, 2), CPUS, no_limit, known)
+    for own, was_own_tried, workers in ((24, False, 24), (24, True, 4), (2, False, 4)):
+        start = WorkerSettings(4, 2)
+        controller = Controller(WorkerSettings(own, 2), start, CPUS, no_limit, known, was_own_tried=was_own_tried)
         controller.add(simulate(costs, 4, random.Random(0)))
         assert controller.settings == WorkerSettings(workers, 2)
         assert controller.has_converged == (workers == 4)

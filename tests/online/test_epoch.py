@@ -140,31 +140,20 @@ def test_the_sampler_is_drawn_from_when_a_plain_loader_with_workers_would_draw()
     assert orders[0] == orders[1]
 
 
-def add_workers(epoch: Epoch) -> None:
-    if epoch.delivered == 2:
-        assert epoch.change(WorkerSettings(3, 2))
-
-
-@pytest.mark.parametrize("taken", [10, 14, 15, None])
-def test_the_generator_of_a_sampler_is_drawn_from_as_often_where_the_training_leaves_an_epoch(
-    taken: int | None,
-) -> None:
-    states = []
-    for is_changed in (False, True):
-        generator = seeded()
-        loader = make_loader(0, generator=generator)
-        iterator = iterate(make_epoch(loader), add_workers) if is_changed else iter(loader)
-        assert len(list(itertools.islice(iterator, taken))) == (taken or 15)
-        states.append(generator.get_state().tolist())
-    assert states[0] == states[1]
-
-
 def test_indices_that_are_a_part_of_a_tensor_are_sent_without_the_rest_of_it() -> None:
     order = torch.arange(100_000)
     for part in (order[5:8], list(order[5:8]), {"rows": order[5:8]}):
         sent = pickle.dumps(TimedIndices(part))
         assert len(sent) < 2000
         assert str(pickle.loads(sent)) == str(part)
+
+
+def test_workers_may_come_before_the_first_batch_of_an_epoch_that_begins_without() -> None:
+    plain, _ = run(make_loader(2, "in order"))
+    epoch = make_epoch(make_loader(2, "in order"), WorkerSettings(0, 2))
+    found = list(iterate(epoch, lambda one: one.settings.workers or one.change(WorkerSettings(2, 2))))
+    assert indices_of(found) == indices_of(plain)
+    assert (epoch.failure, epoch.settings) == ("", WorkerSettings(2, 2))
 
 
 class OwnIndexSampler(DataLoader[Any]):

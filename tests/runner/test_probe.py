@@ -151,6 +151,15 @@ def test_a_step_may_use_its_batch_up(workers: int, factory: str, tensors: int) -
     assert (result.status, result.message) == ("completed", "")
 
 
+def test_the_file_of_the_step_is_found_after_the_factory_has_changed_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CALLS_FILE", str(tmp_path / "calls"))
+    with open_runner("make_elsewhere", step="tests/misbehaving.py:make_counting_step", step_seconds=None) as runner:
+        assert runner.run(make_request(0)).status == "completed"
+    assert (tmp_path / "calls").exists()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_first_use_of_a_dataset_is_measured_with_workers_and_without(workers: int) -> None:
     with open_runner("make_slow_at_first_use", step_seconds=None) as runner:

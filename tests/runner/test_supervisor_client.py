@@ -109,12 +109,9 @@ assert os.environ["READ_AT_IMPORT"] == "set by the user's code"
 """
 
 
-def test_a_library_is_imported_with_variables_that_each_trial_sets_again(add_module: AddModule) -> None:
+def test_a_library_is_imported_with_the_variables_that_the_users_code_has_set(add_module: AddModule) -> None:
     add_module("reads_variable", READS_VARIABLE)
-    own = 'import os\nassert "READ_AT_IMPORT" not in os.environ\nfrom tests.misbehaving import make_honest'
-    add_module("sets_it_if_unset", own)
-    dataset = "sets_it_if_unset:make_honest"
-    with SupervisorClient() as client, open_runner("make_honest", supervisor=client, dataset=dataset) as runner:
+    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
         before = client.supervisor_pid
         client.import_once(["reads_variable"], {"READ_AT_IMPORT": "set by the user's code"})
         assert run_fresh(runner).status == "completed"
@@ -145,8 +142,11 @@ def test_variables_of_the_ranks_are_not_those_of_the_users_code() -> None:
     assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & client.noted.keys()
 
 
-def test_a_variable_that_is_not_utf_8_stays_with_the_process_that_set_it(add_module: AddModule) -> None:
-    assignment = 'import os\nos.environ |= {"FOLDER": os.fsdecode(bytes([233])), "OTHER": "1"}\n'
+@pytest.mark.parametrize("value", ["os.fsdecode(bytes([233]))", "tempfile.mkdtemp()"], ids=["not UTF-8", "temporary"])
+def test_a_variable_that_no_other_process_can_use_stays_with_the_one_that_set_it(
+    value: str, add_module: AddModule
+) -> None:
+    assignment = f'import os, tempfile\nos.environ |= {{"FOLDER": {value}, "OTHER": "1"}}\n'
     add_module("sets_bytes", f"{assignment}from tests.misbehaving import make_honest")
     client = NotesEnvironment()
     with client, open_runner("make_honest", supervisor=client, dataset="sets_bytes:make_honest") as runner:
