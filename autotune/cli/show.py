@@ -129,9 +129,9 @@ def name_profiles(file: str) -> dict[str, str]:
 
 def _is_report(output: str | None) -> bool:
     head = ""
-    with suppress(OSError, ValueError):  # there is no such file, or it cannot be written either
-        if Path(output or "").is_file():
-            with Path(output or "").open(errors="replace") as file:
+    with suppress(OSError, ValueError):  # it cannot be written either
+        if output is not None and Path(output).is_file():
+            with Path(output).open(errors="replace") as file:
                 head = file.read(HEAD_CHARACTERS).lstrip()
     return head.startswith(REPORT_STARTS[0]) or (head.startswith(REPORT_STARTS[1]) and REPORT_MARK in head)
 

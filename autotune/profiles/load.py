@@ -111,13 +111,13 @@ def select_profile(
     profiles, here = read_file(path).profiles, machine or read_machine()
     if not profiles:
         raise ProfileError(f"{path} has no profiles. Tune with dltune --dataset pkg.mod:make_dataset.")
-    names = [
-        {None, one.id, one.label, one.workload.title, one.workload.dataset, one.machine_class, *ids}
-        for one in profiles
-        for ids in name_workloads(profiles).values()
-        if one.workload_id in ids
-    ]
-    named = [one for one, known in zip(profiles, names, strict=True) if name in known]
+    same = {one: ids for ids in name_workloads(profiles).values() for one in ids}
+
+    def list_names(one: TunedProfile) -> set[str | None]:
+        workload = one.workload
+        return {None, one.id, one.label, workload.title, workload.dataset, one.machine_class, *same[one.workload_id]}
+
+    named = [one for one in profiles if name in list_names(one)]
     if name is not None:  # a label or title rather than a dataset that several workloads have
         named = [one for one in named if name == (one.label or one.workload.title)] or named
     else:

@@ -59,9 +59,12 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     base = result.baseline if result.decision == "faster" else None
     rate = f"{number(result.samples_per_second)} samples/s"
     has_others = any(one.samples_per_second and one.config != profile.config for one in profile.search.trials)
-    is_compared = profile.is_validated or profile.is_from_training
-    unchanged = NO_CHANGE if is_compared else NOT_COMPARED
-    unchanged = (unchanged if has_others else ONLY_BASELINE) if profile.is_complete else NOTHING_YET
+    if not profile.is_complete:
+        unchanged = NOTHING_YET
+    elif not has_others:
+        unchanged = ONLY_BASELINE
+    else:
+        unchanged = NO_CHANGE if profile.is_validated or profile.is_from_training else NOT_COMPARED
     kept = "your settings" if result.baseline is None else result.baseline.description
     headline = rate if result.decision == "faster" else unchanged.format(kept)
     throughput = f"{rate} in each of {processes} processes" if processes > 1 else f"{rate} in training"
