@@ -29,8 +29,10 @@ def count_samples(batch: Any, expected: int) -> int:
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
     columns = parts if isinstance(parts, list | tuple) else [parts]
     arrays = [one for one in columns if _is_array(one)]
-    if columns is not batch or len({one.ndim for one in arrays}) > 1:  # else each may be a sample
-        lengths += [len(one) for one in arrays]
+    rows = [len(one) for one in arrays]
+    are_rows = len(columns) != expected and set(rows) == {expected}
+    if are_rows or columns is not batch or len({one.ndim for one in arrays}) > 1:  # else each may be a sample
+        lengths += rows
     is_sequence = isinstance(parts, Sequence) and not isinstance(parts, str | bytes)
     lists = [len(one) for one in (parts, *parts) if isinstance(one, list | tuple)] if is_sequence else []
     if expected in lengths or (expected > 1 and expected in lists):
@@ -47,7 +49,7 @@ def count_samples(batch: Any, expected: int) -> int:
 
 def _is_array(one: Any) -> bool:
     """Return whether an object has rows as arrays of numpy and JAX do."""
-    return hasattr(type(one), "__array__") and not isinstance(one, torch.Tensor) and one.ndim > 0
+    return hasattr(type(one), "__array__") and not isinstance(one, torch.Tensor) and getattr(one, "ndim", 0) > 0
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ from autotune.protocol import messages
 from autotune.protocol.messages import Channel, ChannelClosedError
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.system.allocator import set_thresholds
+from autotune.system.procfs import TRIAL_VARIABLE
 
 if TYPE_CHECKING:
     import torch
@@ -210,7 +211,8 @@ class TrialServer:
 
 def _lasts(value: str) -> bool:
     """Return whether a variable is one of JSON's UTF-8, and names nothing that is removed with this process."""
-    return make_printable(value) == value and tempfile.gettempdir() not in value
+    folder = os.environ.get(TRIAL_VARIABLE, tempfile.gettempdir())
+    return make_printable(value) == value and folder not in value
 
 
 def _list_alive() -> set[object]:

@@ -107,7 +107,7 @@ class LoadedWorkload:
         usual = Workload(dataset=self.parts.dataset, multiprocessing_context=self.parts.multiprocessing_context)
         names = (one.name for one in dataclasses.fields(Workload))
         pairs = ((getattr(self.parts, name), getattr(usual, name)) for name in names)
-        is_given = any(one is not other if other is None else one != other for one, other in pairs if one is not other)
+        is_given = any(one is not other and (other is None or one != other) for one, other in pairs)
         return self.own is None and (self.baseline is not None or is_given)
 
     @property

@@ -19,7 +19,7 @@ from autotune.online.controller import Controller
 from autotune.online.epoch import Epoch, EpochIterator
 from autotune.online.group import WorkerGroup, WorkerSettings, find_start_method, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
-from autotune.online.result import find_start, read_facts, remove_result, save_result
+from autotune.online.result import find_start, read_facts, read_settings, remove_result, save_result
 from autotune.online.shared_state import WATCHED_LOADS
 from autotune.online.windows import Window, Windows
 from autotune.online.worker import WorkerCounters
@@ -112,16 +112,15 @@ class Autopilot:
             self._processes,
             are_forked=find_start_method(loader) == "fork",
         )
-        own = _read_settings(loader)
+        own = read_settings(loader)
         self.facts = read_facts(loader, self._processes)
         self._path = None if options.profile is None or self.facts.is_evaluation else Path(options.profile)
         start = None if self._path is None else find_start(self._path, self.facts, own)
-        begin, known, was_own_tried = start or (own, None, True)
+        begin, known = start or (own, None)
         needs_workers = own.workers > 0 and loader.worker_init_fn is not None  # which prepares the dataset
         if needs_workers and not begin.workers:
             begin, known = own, None
-        has = {"needs_workers": needs_workers, "was_own_tried": was_own_tried}
-        self.controller = Controller(own, begin, limits.cpus, self._limit_workers, known, **has)
+        self.controller = Controller(own, begin, limits.cpus, self._limit_workers, known, needs_workers=needs_workers)
         self._started = time.perf_counter()
         self._counters = WorkerCounters()
         self._windows = Windows(self._counters, self.controller, persists=loader.persistent_workers)
@@ -163,7 +162,7 @@ class Autopilot:
     def continue_with(self, loader: DataLoader[Any]) -> bool:
         """Tune a loader that takes the place of an equal one, which no longer exists; return whether it is one."""
         wait_for_ending_workers()  # they hold the loader before
-        is_equal = read_facts(loader, self._processes) == self.facts and _read_settings(loader) == self.controller.own
+        is_equal = read_facts(loader, self._processes) == self.facts and read_settings(loader) == self.controller.own
         if self._loader() is not None or not is_equal:
             return False
         self._follow(loader)
@@ -307,11 +306,9 @@ class Autopilot:
             is_complete = controller.has_converged
             controller.finish()
             self._save_result(is_complete=is_complete)
-        elif (last := controller.watched) is not None and self._windows.are_epochs and not controller.failure:
-            own = controller.own_window
-            if own is None or last.rate > own.rate or controller.settings == controller.own:
-                controller.windows[controller.settings] = last  # short epochs, with the starts of their workers
-                self._save_result()
+        elif controller.watched is not None and self._windows.are_epochs and not controller.failure:
+            controller.take_watched()
+            self._save_result()
 
     def describe(self) -> str:
         """Describe in a sentence what it stays with, and why."""
@@ -340,10 +337,6 @@ class Autopilot:
             prefetch = "" if one.prefetch == own.prefetch else f" and prefetch_factor={one.prefetch}"
             rates += [f"{found.rate:.3g} with {one.workers}{prefetch}"] if one != own else []
         return f" ({', '.join(rates)})" if rates else ""
-
-
-def _read_settings(loader: DataLoader[Any]) -> WorkerSettings:
-    return WorkerSettings(loader.num_workers, loader.prefetch_factor or 2)
 
 
 def _end_all(groups: list[WorkerGroup]) -> None:

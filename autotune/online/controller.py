@@ -80,7 +80,6 @@ class Controller:
             as many as the second argument run already and stay.
         known: A window of `start` in an earlier run; about as fast, and waiting as little, it tries no others.
         needs_workers: Whether batches cannot be loaded in the training process.
-        was_own_tried: Whether the earlier run measured the user's settings, too.
     """
 
     def __init__(
@@ -92,10 +91,9 @@ class Controller:
         known: Window | None = None,
         *,
         needs_workers: bool = False,
-        was_own_tried: bool = False,
     ) -> None:
         self.own, self.settings, self.cpus, self._limit = own, start, cpus, limit
-        self.known, self._needs_workers, self._was_own_tried = known, needs_workers, was_own_tried
+        self.known, self._needs_workers = known, needs_workers
         self.windows: dict[WorkerSettings, Window] = {}
         self.costs: BatchCosts | None = None
         self.has_converged = False
@@ -116,7 +114,8 @@ class Controller:
         costs, last = self.costs, next(reversed(self.windows.values()), None)
         if last is not None and last.busy_cpus > PREFETCH_CPU_SHARE * self.cpus:
             costs = replace(costs, waiting=0.0)  # for CPUs, not for a disk or a network
-        rate = costs.predict(self.own.workers, self.cpus)
+        best = max((one.rate for one in self.windows.values()), default=math.inf)  # faster, as an earlier run found
+        rate = min(best, costs.predict(self.own.workers, self.cpus))
         return Window(batches=rate, seconds=1.0, wait_seconds=1.0 - rate * costs.step)
 
     def fail(self, reason: str) -> None:
@@ -135,8 +134,7 @@ class Controller:
         self.windows[current] = window
         self.costs = BatchCosts.measure(window) or self.costs
         if (known := self.known) is not None and window.rate > DRIFT_RATIO * known.rate:
-            is_same = window.wait_share < known.wait_share + DRIFT_WAIT  # else the step is faster now
-            self.has_converged = is_same and self.own not in self._propose(current, is_first=is_first)
+            self.has_converged = window.wait_share < known.wait_share + DRIFT_WAIT  # else the step is faster now
         if self.has_converged:
             return
         self.known = None
@@ -156,12 +154,18 @@ class Controller:
         if len(self.windows) > (1 if self.own.workers else 2):
             self.settings, self.has_converged = self._choose(), True
 
-    def _best_rate(self) -> float:
-        return max(one.rate for one in self.windows.values())
+    def take_watched(self) -> None:
+        """Replace the window in which it converged by the last one since, which has the starts of workers, too."""
+        if self.watched is not None:
+            own = (
+                None if self.own.workers else self.windows.get(self.own)
+            )  # the user's workers start in each epoch, too
+            self.windows[self.settings] = self.watched
+            self.settings = self.own if own is not None and own.rate > self.watched.rate else self.settings
 
     def _choose(self) -> WorkerSettings:
         """Return the user's settings, or else the fewest workers, that are about as fast as the best."""
-        best = self._best_rate()
+        best = max(one.rate for one in self.windows.values())
         if self.own in self.windows and self.windows[self.own].rate >= OWN_RATIO * best:
             return self.own
         good = [one for one, found in self.windows.items() if found.rate >= TIE_RATIO * best]
@@ -171,14 +175,11 @@ class Controller:
         """List settings to try after these, the most likely first."""
         costs, (workers, prefetch), cpus = self.costs, basis, self.cpus
         window, tries = self.windows[basis], list[WorkerSettings]()
-        is_own_new = self.own not in self.windows and not self._was_own_tried  # after a start with other settings
-        if is_own_new and (own := self.own_window) is not None and own.rate > self._best_rate():
-            tries.append(self.own)
         if not workers:  # one worker shows what a worker costs
             one = WorkerSettings(min(1, self._limit(prefetch, 0)), prefetch)
-            return [*tries, one] if window.wait_share > MIN_WAIT_SHARE else tries
+            return [one] if window.wait_share > MIN_WAIT_SHARE else []
         if costs is None:
-            return tries
+            return []
         most = self._limit(prefetch, self.settings.workers)
         busy = window.worker_seconds / max(1e-9, workers * window.seconds)  # share of the workers' time
         can_wait_less = window.wait_share > MIN_WAIT_SHARE and busy > IDLE_SHARE
@@ -198,7 +199,7 @@ class Controller:
         if fewer > slower and (are_crowded or are_enough):
             tries.append(WorkerSettings(fewer, prefetch))
         is_cheap = not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
-        is_faster = costs.predict(0, cpus) > WORTHWHILE_GAIN * self._best_rate()
+        is_faster = costs.predict(0, cpus) > WORTHWHILE_GAIN * max(one.rate for one in self.windows.values())
         if is_cheap and is_faster and not self._needs_workers:
             tries.append(WorkerSettings(0, self.own.prefetch))
         return tries

@@ -284,6 +284,8 @@ class Epoch:
 
     def _draw(self, *, is_ahead: bool) -> Slot:
         """Draw a slot. Ahead of its use, its indices are pickled, as the sampler may change them later."""
+        if self._source_end is not StopIteration:
+            raise StopIteration
         try:
             slot = Slot(self.drawn, next(self._source))
         except StopIteration:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from autotune.config import Configured, DataLoaderSettings, LoaderConfig, ProcessSettings
+from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.online.controller import BUSY_CPU_SHARE, Controller
 from autotune.online.group import WorkerSettings
 from autotune.online.windows import Window
@@ -59,26 +59,23 @@ def read_facts(loader: DataLoader[Any], processes: int) -> LoaderFacts:
     return LoaderFacts(workload, size, bool(loader.pin_memory), persists, is_evaluation)
 
 
-def find_start(
-    path: Path, facts: LoaderFacts, own: WorkerSettings
-) -> tuple[WorkerSettings, Window | None, bool] | None:
-    """Return the settings that an earlier run with this dataset and machine ended with.
+def find_start(path: Path, facts: LoaderFacts, own: WorkerSettings) -> tuple[WorkerSettings, Window | None] | None:
+    """Return the settings that an earlier run with this dataset and machine ended with, if it tried the user's, too.
 
-    With them is one second of that run, unless it ended before it had tried all that it proposed; and whether it has
-    tried the user's settings.
+    With them is one second of that run, unless it ended before it had tried all that it proposed.
     """
     hardware = read_hardware(facts.workload.nproc_per_node)
     for one in read_profiles(path):
-        if _is_result(one, facts, hardware):
-            tried = [_read_settings(trial) for trial in one.search.trials]
+        if _is_result(one, facts, hardware) and own in [read_settings(trial.dataloader) for trial in one.search.trials]:
             rate = one.result.samples_per_second / one.search.batch_samples
             known = Window(batches=rate, seconds=1.0, wait_seconds=one.result.wait_share)
-            return _read_settings(one), known if one.is_complete else None, own in tried
+            return read_settings(one.dataloader), known if one.is_complete else None
     return None
 
 
-def _read_settings(one: Configured) -> WorkerSettings:
-    return WorkerSettings(one.dataloader.num_workers, one.dataloader.prefetch_factor or 2)
+def read_settings(given: DataLoader[Any] | DataLoaderSettings) -> WorkerSettings:
+    """Return the settings of a loader, or of a configuration, that the autopilot changes."""
+    return WorkerSettings(given.num_workers, given.prefetch_factor or 2)
 
 
 def remove_result(path: Path, facts: LoaderFacts) -> None:
@@ -140,10 +137,8 @@ def save_result(
     final = controller.final_window
     if final is None or read_local_rank() > 0:
         return
-    size, own, settings = facts.batch_size or 1, controller.own_window, controller.settings
-    if own is not None and own.rate >= final.rate:  # by its prediction: the next run tries it
-        final, settings = own, controller.own
-    config, machine = _configure(facts, settings), read_machine()
+    size, own = facts.batch_size or 1, controller.own_window
+    config, machine = _configure(facts, controller.settings), read_machine()
     baseline = None
     if own is not None:
         baseline = Baseline(
@@ -158,7 +153,7 @@ def save_result(
         epochs=1,
         baseline=baseline,
         speedup=final.rate / own.rate if own is not None else None,
-        decision="no_change" if settings == controller.own else "faster",
+        decision="no_change" if controller.settings == controller.own else "faster",
         upper_bound_samples_per_second=size / controller.costs.step if controller.costs is not None else None,
         wait_share=final.wait_share,
         bottleneck=find_bottleneck(final, controller),

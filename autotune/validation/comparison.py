@@ -75,6 +75,11 @@ class Comparison:
         gain, interval = self.gain(one, other)
         return gain >= min_gain and interval is not None and interval[0] > floor
 
+    def list_alternatives(self, plan: Plan, one: CandidateRuns, others: Sequence[CandidateRuns]) -> list[CandidateRuns]:
+        """List the alternative of one, that of its alternative, and so on to the fewest changes of the training."""
+        found = self.find_alternative(plan, one, others)
+        return [] if found is None else [found, *self.list_alternatives(plan, found, others)]
+
     def find_alternative(self, plan: Plan, one: CandidateRuns, others: Sequence[CandidateRuns]) -> CandidateRuns | None:
         """Return the fastest of the others that changes less of the training; None if there is none."""
         changes = len(plan.list_training_changes(one.config))

@@ -106,11 +106,9 @@ def _plan_next_run(
     candidates = [one for one in candidates if one.rate]
     best = max(candidates, key=comparison.rate) if candidates else baseline
     variants = {keep(best.config) for keep in (plan.keep_order, plan.default_variant, plan.keep_training)}
-    chain = [best]
-    while (alternative := comparison.find_alternative(plan, chain[-1], candidates)) is not None:
-        chain.append(alternative)
-    needed = [one for one in candidates if one in chain or one.config in variants]
-    alternative = chain[1] if len(chain) > 1 else None
+    alternatives = comparison.list_alternatives(plan, best, candidates)
+    needed = [one for one in candidates if one is best or one in alternatives or one.config in variants]
+    alternative = next(iter(alternatives), None)
     floor = DROP_BELOW_RATIO.get(runs, 0.0) * (comparison.rate(best) if candidates else 0.0)
     candidates = [one for one in candidates if one in needed or comparison.rate(one) >= floor]
     leader = baseline if baseline.rate > best.rate else best

@@ -28,6 +28,13 @@ NESTED: dict[str, Any] = {"a": (FOUR, [FOUR, "text"]), "b": Record(FOUR, "x"), "
 BOXES = {"boxes": torch.zeros(56, 4), "images": torch.zeros(7, 3)}
 
 
+class WithoutRank:
+    """Can be made an array, as a table of Arrow."""
+
+    def __array__(self, dtype: object = None, copy: object = None) -> Any:
+        return np.zeros(7)
+
+
 class Split(Enum):
     TRAIN = "train"
 
@@ -68,8 +75,10 @@ def test_members_of_enumerations_and_objects_that_contain_themselves_are_read_on
         ({"image": np.zeros((7, 3)), "label": np.zeros(7)}, 7),
         ((np.zeros((5, 3)), np.zeros(5)), 5),
         (np.zeros((9, 3)), 9),
+        ((np.zeros((7, 3)), np.zeros((7, 5))), 7),
+        ({"a": WithoutRank(), "b": [1, 2]}, 2),
         ([np.zeros((224, 224, 3))] * 5, 5),
-        ([np.zeros((7, 28, 28))] * 4, 4),
+        ([np.zeros((6, 28, 28))] * 4, 4),
         ([np.zeros((5, 28, 28)), np.zeros(5)], 5),
         ((np.float64(1.0), np.float64(2.0)), 2),
     ],

@@ -129,8 +129,9 @@ def test_a_training_that_ends_before_it_converged_has_a_result_though_its_loader
     state.finish()
     profile = select_profile(Path("dltune.json"))
     assert (profile.config.dataloader.num_workers, profile.is_complete) == (2, False)
-    start = find_start(Path("dltune.json"), state.facts, WorkerSettings(24, 2))
-    assert start == (WorkerSettings(2, 2), None, False)  # the next run tries more
+    start = find_start(Path("dltune.json"), state.facts, WorkerSettings(0, 2))
+    assert start == (WorkerSettings(2, 2), None)  # the next run tries more
+    assert find_start(Path("dltune.json"), state.facts, WorkerSettings(24, 2)) is None  # it has not tried these
 
 
 def test_the_rates_of_other_numbers_of_workers_explain_why_the_users_stay() -> None:
@@ -549,14 +550,17 @@ class Slotted(DataLoader[Any]):
 
 def test_a_copy_of_a_loader_whose_class_has_slots_is_tuned_from_its_start() -> None:
     loader: Any = autopilot(Slotted(Waiting(), 8), None, quiet=True)
+    loader.note = "kept"
     assert len(list(loader)) == 8
     again: Any = copy.deepcopy(loader)
-    assert again.autopilot_state is None
+    assert (again.autopilot_state, again.note) == (None, "kept")
     assert len(list(again)) == 8
 
 
-@pytest.mark.parametrize(("rate", "shown"), [(110.0, 110.0), (90.0, 120.0)])
-def test_short_epochs_end_with_the_rate_that_the_starts_of_their_workers_leave(rate: float, shown: float) -> None:
+@pytest.mark.parametrize(("rate", "workers", "shown"), [(110.0, 4, 110.0), (90.0, 0, 100.0)])
+def test_short_epochs_end_with_the_rate_that_the_starts_of_their_workers_leave(
+    rate: float, workers: int, shown: float
+) -> None:
     loader: Any = autopilot(DataLoader(Waiting(), 8), None, quiet=True)
     assert len(list(loader)) == 8
     state = loader.autopilot_state
@@ -564,7 +568,7 @@ def test_short_epochs_end_with_the_rate_that_the_starts_of_their_workers_leave(r
     controller.windows = {WorkerSettings(0, 2): Window(100, 1.0), WorkerSettings(4, 2): Window(120, 1.0)}
     controller.settings, controller.has_converged, controller.watched = WorkerSettings(4, 2), True, Window(rate, 1.0)
     state.finish()
-    assert controller.final_window.rate == shown
+    assert (controller.settings.workers, controller.final_window.rate) == (workers, shown)
 
 
 class Locked(DataLoader[Any]):

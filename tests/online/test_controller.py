@@ -140,15 +140,13 @@ def test_the_result_of_an_earlier_run_is_kept_while_it_is_as_fast(changes: dict[
     assert (controller.settings == start) is (windows == 1)
 
 
-def test_own_settings_that_are_predicted_to_be_faster_than_those_of_an_earlier_run_are_tried() -> None:
+def test_own_settings_that_an_earlier_run_found_to_be_slower_are_not_predicted_to_be_faster() -> None:
     costs = WORKLOADS["samples wait"]
-    known = simulate(costs, 4, random.Random(0))
-    for own, was_own_tried, workers in ((24, False, 24), (24, True, 4), (2, False, 4)):
-        start = WorkerSettings(4, 2)
-        controller = Controller(WorkerSettings(own, 2), start, CPUS, no_limit, known, was_own_tried=was_own_tried)
-        controller.add(simulate(costs, 4, random.Random(0)))
-        assert controller.settings == WorkerSettings(workers, 2)
-        assert controller.has_converged == (workers == 4)
+    window = simulate(costs, 4, random.Random(0))
+    controller = Controller(WorkerSettings(24, 2), WorkerSettings(4, 2), CPUS, no_limit, window)
+    controller.add(window)
+    assert controller.own_window is not None
+    assert controller.own_window.rate == pytest.approx(window.rate)
 
 
 @pytest.mark.parametrize(("windows", "workers"), [(2, None), (3, 6)], ids=["one worker", "several workers"])

@@ -26,7 +26,7 @@ from autotune.online.limits import WorkerLimits
 from autotune.online.worker import TimedIndices, WorkerCounters
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # the loaders of the tests
-SAMPLES = 120
+SAMPLES, MORE = 120, WorkerSettings(2, 2)
 
 
 class Squares(Dataset[tuple[int, torch.Tensor]]):
@@ -148,12 +148,18 @@ def test_indices_that_are_a_part_of_a_tensor_are_sent_without_the_rest_of_it() -
         assert str(pickle.loads(sent)) == str(part)
 
 
-def test_workers_may_come_before_the_first_batch_of_an_epoch_that_begins_without() -> None:
+def test_workers_that_are_asked_for_before_the_first_batch_come_after_it() -> None:
     plain, _ = run(make_loader(2, "in order"))
-    epoch = make_epoch(make_loader(2, "in order"), WorkerSettings(0, 2))
-    found = list(iterate(epoch, lambda one: one.settings.workers or one.change(WorkerSettings(2, 2))))
+    epoch, made = make_epoch(make_loader(2, "in order"), WorkerSettings(0, 2)), list[bool]()
+
+    def add_workers(epoch: Epoch) -> None:
+        if not epoch.settings.workers:
+            made.append(epoch.change(MORE))
+
+    found = list(iterate(epoch, add_workers))
+    assert made == [False, True]
     assert indices_of(found) == indices_of(plain)
-    assert (epoch.failure, epoch.settings) == ("", WorkerSettings(2, 2))
+    assert (epoch.failure, epoch.settings) == ("", MORE)
 
 
 class OwnIndexSampler(DataLoader[Any]):

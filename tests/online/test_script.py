@@ -258,7 +258,10 @@ def test_after_its_training_a_script_finds_its_process_as_without_dltune(tmp_pat
 def test_a_loader_that_is_made_again_in_every_epoch_is_tuned_over_all_of_them(run_here: RunHere) -> None:
     ended = run_here(REMADE)
     made = find_line(REMADE, "DataLoader(Waiting(1000)")
-    assert re.search(rf"train.py:{made} \(1,000 samples\): num_workers=\d \(was 0\): ", ended.stderr), ended.stderr
+    prefetch = r"( and prefetch_factor=4 \(was 2\))?"  # on a busy machine
+    assert re.search(rf"train.py:{made} \(1,000 samples\): num_workers=\d \(was 0\){prefetch}: ", ended.stderr), (
+        ended.stderr
+    )
 
 
 def test_a_result_that_cannot_be_saved_is_announced_before_the_training(tmp_path: Path, run_here: RunHere) -> None:

@@ -39,6 +39,8 @@ def test_without_any_file_there_is_no_quota_and_physical_memory_is_the_limit(tmp
         ("NVIDIA GeForce RTX 3080 Laptop GPU", "3080"),
         ("AMD Radeon RX 7900 XTX", "7900xtx"),
         ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA RTX 4000 SFF Ada Generation", "4000sffada"),
+        ("gfx90a", "gfx90a"),
         ("NVIDIA TITAN V", "v"),
     ],
 )

@@ -256,6 +256,16 @@ def test_the_fastest_with_unchanged_training_is_measured_as_often_whatever_its_w
     assert {one.config: len(one.rates) for one in found.candidates} == {same: MIN_RUNS, odd: MIN_RUNS}
 
 
+def test_each_step_down_to_unchanged_training_is_measured() -> None:
+    plan = make_test_plan(fixed={})
+    same, large = make_config(4), make_config(4, batch_size=256)
+    both = make_config(4, batch_size=256, in_order=False)
+    rates = {plan.baseline: 100.0, same: 900.0, large: 960.0, both: 1000.0}
+    choices = [same, large, both]
+    found = validate(plan, lambda: choices, lambda one: make_result(one.config, rates[one.config]), ProgressListener())
+    assert [one.config for one in found.candidates] == choices
+
+
 @pytest.mark.parametrize("pace", [1.0, 0.8])
 def test_a_machine_that_slows_down_for_all_is_reported_and_a_quiet_one_is_not(pace: float) -> None:
     monitor = NoiseMonitor(2.0, read=make_counters, sleep=lambda seconds: None)
