@@ -157,9 +157,7 @@ class Controller:
     def take_watched(self) -> None:
         """Replace the window in which it converged by the last one since, which has the starts of workers, too."""
         if self.watched is not None:
-            own = (
-                None if self.own.workers else self.windows.get(self.own)
-            )  # the user's workers start in each epoch, too
+            own = None if self.own.workers else self.windows.get(self.own)  # that of the user's workers has no starts
             self.windows[self.settings] = self.watched
             self.settings = self.own if own is not None and own.rate > self.watched.rate else self.settings
 
