@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -141,11 +140,13 @@ class TrialServer:
         if self._device.type == "cpu":
             self._warm_batch_sizes.add(None)
         report = profile_workload(self._workload, self._step, self._device, command, self._show)
+        folder = self._environment[TRIAL_VARIABLE]  # it is removed with this process
         changed = {
             name: value
             for name, value in os.environ.items()
-            if self._environment.get(name) != value and name not in DEVICE_VARIABLES and _lasts(value)
+            if self._environment.get(name) != value and name not in DEVICE_VARIABLES and folder not in value
         }
+        changed = {name: value for name, value in changed.items() if make_printable(value) == value}  # JSON needs UTF-8
         self._known = report.profile
         return report.model_copy(update={"environment": changed})
 
@@ -207,12 +208,6 @@ class TrialServer:
             return
         self._phase, self._last_progress = phase, time.monotonic()
         self._channel.send(messages.ProgressReport(phase=phase, batches=batches).model_dump_json())
-
-
-def _lasts(value: str) -> bool:
-    """Return whether a variable is one of JSON's UTF-8, and names nothing that is removed with this process."""
-    folder = os.environ.get(TRIAL_VARIABLE, tempfile.gettempdir())
-    return make_printable(value) == value and folder not in value
 
 
 def _list_alive() -> set[object]:

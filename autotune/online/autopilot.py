@@ -307,7 +307,7 @@ class Autopilot:
             controller.finish()
             self._save_result(is_complete=is_complete)
         elif controller.watched is not None and self._windows.are_epochs and not controller.failure:
-            controller.take_watched()
+            controller.correct(controller.watched)
             self._save_result()
 
     def describe(self) -> str:

@@ -154,12 +154,12 @@ class Controller:
         if len(self.windows) > (1 if self.own.workers else 2):
             self.settings, self.has_converged = self._choose(), True
 
-    def take_watched(self) -> None:
-        """Replace the window in which it converged by the last one since, which has the starts of workers, too."""
-        if self.watched is not None:
-            own = None if self.own.workers else self.windows.get(self.own)  # that of the user's workers has no starts
-            self.windows[self.settings] = self.watched
-            self.settings = self.own if own is not None and own.rate > self.watched.rate else self.settings
+    def correct(self, window: Window) -> None:
+        """Replace the window in which it converged by one of whole epochs, which has the starts of workers, too."""
+        self.windows[self.settings] = window
+        own = None if self.own.workers else self.windows.get(self.own)  # that of the user's workers has no starts
+        if own is not None and own.rate > window.rate:
+            self.settings = self.own
 
     def _choose(self) -> WorkerSettings:
         """Return the user's settings, or else the fewest workers, that are about as fast as the best."""

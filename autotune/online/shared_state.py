@@ -77,11 +77,12 @@ class SharedState:
 
     def begin_load(self, dataset: Any) -> None:
         """Note what loading a batch in the training process may use."""
-        is_close = self._loads < WATCHED_LOADS
-        attributes = _read_simple_attributes(dataset) if is_close else {}
-        sent = read_sent_bytes() if is_close else {}
-        changed = _list_changed(self._attributes, attributes)
-        self._used.update(f"not see that the training changes {one} of the dataset" for one in changed)
+        attributes, sent = dict[str, Any](), dict[_File, int]()
+        if self._loads < WATCHED_LOADS:
+            attributes = _read_simple_attributes(dataset)
+            sent = read_sent_bytes()  # after a length that asks a server
+            changed = _list_changed(self._attributes, attributes)
+            self._used.update(f"not see that the training changes {one} of the dataset" for one in changed)
         self._before = _Reading(self._read_positions(), sent, attributes, self._read_random_states())
 
     def end_sampling(self) -> None:

@@ -213,8 +213,18 @@ def run_ranks(folder: Path, launcher: list[str], code: str = RANKS) -> list[Any]
 # Transformers
 
 
+def make_trainer(seconds: float, folder: Path, workers: int, *callbacks: Any) -> Any:
+    """Make a Trainer of transformers whose model records its batches."""
+    transformers = pytest.importorskip("transformers")
+    quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "output_dir": str(folder)}
+    sizes = {"per_device_train_batch_size": BATCH_SIZE, "dataloader_num_workers": workers, "num_train_epochs": EPOCHS}
+    arguments = transformers.TrainingArguments(use_cpu=True, **quiet, **sizes)
+    rows = WaitingRows(seconds)
+    return transformers.Trainer(Recorder(), arguments, train_dataset=rows, eval_dataset=rows, callbacks=[*callbacks])
+
+
 def train(seconds: float, folder: Path, workers: int, *, tuned: bool) -> tuple[list[Any], Any]:
-    """Train with transformers' Trainer; return the batches that the model got, and the loader."""
+    """Train with a Trainer; return the batches that the model got, and the loader."""
     transformers = pytest.importorskip("transformers")
     loaders = []
 
@@ -222,23 +232,16 @@ def train(seconds: float, folder: Path, workers: int, *, tuned: bool) -> tuple[l
         def on_step_end(self, *_: Any, train_dataloader: Any, **__: Any) -> None:
             loaders.append(train_dataloader)
 
-    quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "output_dir": str(folder)}
-    sizes = {"per_device_train_batch_size": BATCH_SIZE, "dataloader_num_workers": workers, "num_train_epochs": EPOCHS}
-    arguments = transformers.TrainingArguments(use_cpu=True, **quiet, **sizes)
-    model, rows = Recorder(), WaitingRows(seconds)
-    trainer = transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[Look()])
+    trainer = make_trainer(seconds, folder, workers, Look())
     (autopilot(trainer) if tuned else trainer).train()
-    seen = list(model.seen)
-    if tuned:
-        check_evaluation(trainer)
-    return seen, loaders[-1]
+    return trainer.model.seen, loaders[-1]
 
 
-def check_evaluation(trainer: Any) -> None:
-    """Assert that nothing is advised or saved for a loader with which a Trainer evaluates."""
-    options = Options(profile="evaluation.json", quiet=True)
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_nothing_is_advised_or_saved_for_a_loader_with_which_a_trainer_evaluates(tmp_path: Path) -> None:
+    trainer = make_trainer(0.0, tmp_path, 0)
     loader = trainer.get_eval_dataloader()
-    attach(loader.base_dataloader, options)
+    attach(loader.base_dataloader, Options(profile="evaluation.json", quiet=True))
     trainer.get_eval_dataloader = lambda *_: loader
     trainer.evaluate()
     state = loader.base_dataloader.autopilot_state
