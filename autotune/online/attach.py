@@ -117,7 +117,7 @@ def attach(loader: Any, options: Options) -> str:
     if hasattr(cls, "autopilot_options"):
         loader.autopilot_options = options
         if loader.autopilot_state is not None:
-            loader.autopilot_state.use(options)
+            loader.autopilot_state.options = options
     else:
         members: dict[str, Any] = {
             "__module__": cls.__module__,

@@ -105,7 +105,7 @@ class Autopilot:
     """
 
     def __init__(self, loader: DataLoader[Any], options: Options) -> None:
-        self._options, self._processes = options, read_local_world_size()
+        self.options, self._processes = options, read_local_world_size()
         self._limits = limits = WorkerLimits(
             options.max_memory,
             options.max_workers,
@@ -154,10 +154,6 @@ class Autopilot:
         wait_for_ending_workers()
 
     _shutdown_workers = end_workers
-
-    def use(self, options: Options) -> None:
-        """Report as these options say from now on."""
-        self._options = options
 
     def continue_with(self, loader: DataLoader[Any]) -> bool:
         """Tune a loader that takes the place of an equal one, which no longer exists; return whether it is one."""
@@ -249,9 +245,9 @@ class Autopilot:
         if last is not None and controller.drifts > drifts:
             self._drift = f"waits grew from {last.wait_share:.0%} to {window.wait_share:.0%} of the time; "
             self._has_reported = False
-        if self._options.on_stats is not None:
+        if self.options.on_stats is not None:
             rates = {"data/batches_per_second": window.rate, "data/wait_share": window.wait_share}
-            self._options.on_stats(rates | {"data/num_workers": before.workers})
+            self.options.on_stats(rates | {"data/num_workers": before.workers})
         if controller.has_converged:
             self._report()
 
@@ -284,7 +280,7 @@ class Autopilot:
         if not self._has_reported:
             self._has_reported = True
             sentence, self._drift = self._drift + self.describe(), ""
-            self._options.show(sentence)
+            self.options.show(sentence)
             self._save_result()
 
     def _save_result(self, *, is_complete: bool = True) -> None:
@@ -294,7 +290,7 @@ class Autopilot:
             try:
                 save_result(path, self.facts, controller, seconds, is_complete=is_complete)
             except Exception as error:  # training goes on, also with a loader that no profile can describe
-                self._options.show(f"the result is not saved: {error}")
+                self.options.show(f"the result is not saved: {error}")
 
     def finish(self) -> None:
         """At the end of the training, keep the best settings so far as the result."""
