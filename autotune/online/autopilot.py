@@ -224,7 +224,9 @@ class Autopilot:
             self._windows.follow(epoch)
         while epoch is self._epoch and self._windows.note_batch(epoch):
             if epoch.settings != self.controller.settings:
-                self._change(epoch)
+                if epoch.change(self.controller.settings):
+                    self.controller.settings, self._has_checked = epoch.settings, True
+                    self._windows.restart(epoch)
                 break
             if (window := self._windows.advance(epoch)) is None:
                 break
@@ -262,11 +264,6 @@ class Autopilot:
             self._windows.discard()
         else:
             self._windows.restart(self._epoch)
-
-    def _change(self, epoch: Epoch) -> None:
-        if epoch.change(self.controller.settings):
-            self.controller.settings, self._has_checked = epoch.settings, True
-            self._windows.restart(epoch)
 
     def _after_epoch(self, epoch: Epoch) -> None:
         self._kept.extend(epoch.kept)

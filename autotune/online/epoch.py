@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
 INSPECTED_BATCHES: Final = 3  # at the start of an epoch
 MAX_LEAD: Final = 200  # batches that other workers load while added ones start
-TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
+TORCH_FOLDER: Final = str(Path(torch.__file__).parent)  # not that of a library if torch is a checkout
 POLL_SECONDS: Final = 1.0  # after which a dead worker is noticed
 
 
@@ -397,13 +396,9 @@ def _sum_up(groups: Sequence[WorkerGroup]) -> WorkerSettings:
 def _is_of_workers(error: BaseException) -> bool:
     """Return whether workers caused an error; that of a signal handler of the script ends in its own code."""
     calls = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    last = [one for one in calls if _is_of_library(one)][-1]
+    last = [one for one in calls if is_library(one.co_filename) or one.co_filename.startswith(TORCH_FOLDER)][-1]
     is_unpickling = last.co_filename.endswith("queues.py") and last.co_name == "get"  # a class of the user's failed
     return isinstance(error, Exception) and (last is calls[-1] or is_unpickling)
-
-
-def _is_of_library(code: CodeType) -> bool:
-    return is_library(code.co_filename) or code.co_filename.startswith(TORCH_FOLDER)  # which may be a checkout
 
 
 class EpochIterator:

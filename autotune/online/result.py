@@ -48,15 +48,26 @@ class LoaderFacts(NamedTuple):
 
 
 def read_facts(loader: DataLoader[Any], processes: int) -> LoaderFacts:
-    """Read the facts of a loader in one of several training processes."""
-    persists, size = bool(loader.persistent_workers), _read_batch_size(loader)
-    calls = _list_library_calls()
+    """Read the facts of a loader in one of several training processes: its dataset by its class, and the batch size."""
+    cls, size, calls = type(loader.dataset), _read_batch_size(loader), _list_library_calls()
     modules = {module for module, _ in calls}
     prepared_by: Preparer | None = "accelerate" if "accelerate.data_loader" in modules else None
     prepared_by = "transformers" if "transformers.trainer" in modules else prepared_by
     is_evaluation = ("transformers.trainer", "evaluation_loop") in calls
-    workload = _identify(loader, size, processes, prepared_by)
-    return LoaderFacts(workload, size, bool(loader.pin_memory), persists, is_evaluation)
+    length = None
+    with suppress(Exception):  # a dataset whose sampler knows the length needs none
+        length = len(loader.dataset)  # type: ignore[arg-type]
+    workload = WorkloadIdentity(
+        dataset=f"{cls.__module__}:{cls.__qualname__}",
+        dataset_args={"batch_size": size, "samples": length},
+        samples=length,
+        sample_bytes=0,
+        step="training run",
+        gives_loader=True,
+        prepared_by=prepared_by,
+        nproc_per_node=processes,
+    )
+    return LoaderFacts(workload, size, bool(loader.pin_memory), bool(loader.persistent_workers), is_evaluation)
 
 
 def find_start(path: Path, facts: LoaderFacts, own: WorkerSettings) -> tuple[WorkerSettings, Window | None] | None:
@@ -94,26 +105,6 @@ def remove_result(path: Path, facts: LoaderFacts) -> None:
 def _is_result(profile: TunedProfile, facts: LoaderFacts, hardware: Hardware) -> bool:
     is_same = profile.workload.id == facts.workload.id and profile.hardware.is_like(hardware)
     return profile.is_from_training and is_same
-
-
-def _identify(
-    loader: DataLoader[Any], size: int | None, processes: int, prepared_by: Preparer | None
-) -> WorkloadIdentity:
-    """Return the workload of a loader: its dataset by its class, and the batch size."""
-    dataset, cls = loader.dataset, type(loader.dataset)
-    length = None
-    with suppress(Exception):  # a dataset whose sampler knows the length needs none
-        length = len(dataset)  # type: ignore[arg-type]
-    return WorkloadIdentity(
-        dataset=f"{cls.__module__}:{cls.__qualname__}",
-        dataset_args={"batch_size": size, "samples": length},
-        samples=length,
-        sample_bytes=0,
-        step="training run",
-        gives_loader=True,
-        prepared_by=prepared_by,
-        nproc_per_node=processes,
-    )
 
 
 def _list_library_calls() -> set[tuple[str | None, str]]:
