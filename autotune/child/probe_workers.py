@@ -28,7 +28,7 @@ from autotune.protocol.messages import ProbeCommand
 from autotune.protocol.workload_profile import LinearCost, WorkloadProfile
 from autotune.request import Workload
 from autotune.system.machine import count_whole_cpus
-from autotune.system.procfs import read_file_positions, read_received_bytes
+from autotune.system.procfs import RECEIVED_BYTES, read_file_positions, read_tcp_bytes
 from autotune.units import format_seconds
 
 MAX_STARTED_WORKERS: Final = 16
@@ -68,7 +68,7 @@ class SharedWatch:
 
 
 def _read_positions() -> dict[tuple[str, str], int]:
-    return read_file_positions() | read_received_bytes()
+    return read_file_positions() | read_tcp_bytes(RECEIVED_BYTES)
 
 
 def complete_profile(

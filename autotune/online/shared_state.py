@@ -19,7 +19,7 @@ from autotune.online.dataset_objects import (
     read_attributes,
     read_random_state,
 )
-from autotune.system.procfs import PROC, read_file_positions, read_sent_bytes, read_text
+from autotune.system.procfs import PROC, SENT_BYTES, read_file_positions, read_tcp_bytes, read_text
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -80,7 +80,7 @@ class SharedState:
         attributes, sent = dict[str, Any](), dict[_File, int]()
         if self._loads < WATCHED_LOADS:
             attributes = _read_simple_attributes(dataset)
-            sent = read_sent_bytes()  # after a length that asks a server
+            sent = read_tcp_bytes(SENT_BYTES)  # after a length that asks a server
             changed = _list_changed(self._attributes, attributes)
             self._used.update(f"not see that the training changes {one} of the dataset" for one in changed)
         self._before = _Reading(self._read_positions(), sent, attributes, self._read_random_states())
@@ -98,7 +98,7 @@ class SharedState:
             self._sizes = [(one, count_entries(one)) for one, _ in self._sizes]
         if self._loads < WATCHED_LOADS:
             self._opened.update(one for one in read_file_positions() if one not in (self._files or ()))
-            now, self._attributes = read_sent_bytes(), _read_simple_attributes(dataset)
+            now, self._attributes = read_tcp_bytes(SENT_BYTES), _read_simple_attributes(dataset)
             used = (one[1] for one, at in now.items() if sent.get(one, at) != at)
             self._used.update(f"share the connection to {one}; {CONNECT_LATER}{AND_START}" for one in used)
             changed = _list_changed(attributes, self._attributes)

@@ -31,8 +31,8 @@ LOG_FILE: Final = ".dltune-log"  # of a trial, in its temporary folder
 STACKS_FILE: Final = ".dltune-stacks"
 THREADS_AWARE_OF_FORKS: Final = ("jemalloc_bg_thd",)  # of pyarrow: jemalloc ends it in the child, and starts it again
 
-_RECEIVED_BYTES: Final = struct.Struct("128xQ")  # `tcpi_bytes_received` of the kernel's struct tcp_info
-_SENT_BYTES: Final = struct.Struct("200xQ")  # `tcpi_bytes_sent`, since Linux 4.19
+RECEIVED_BYTES: Final = struct.Struct("128xQ")  # `tcpi_bytes_received` of the kernel's struct tcp_info
+SENT_BYTES: Final = struct.Struct("200xQ")  # `tcpi_bytes_sent`, since Linux 4.19
 _SEGMENT: Final = re.compile(rf"{SHM}/(torch_\d+_\d+(?:_\d+)?)")  # not `torch_train.npy`, a file of the user
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -189,14 +189,14 @@ def list_empty_segments(pids: Collection[int], shm: Path = SHM) -> set[str]:
     return set(filter(is_empty, found))
 
 
-def list_used_semaphores(pids: Iterable[int], proc: Path = PROC, shm: Path = SHM) -> set[str]:
+def list_used_semaphores(pids: Iterable[int]) -> set[str]:
     """Return multiprocessing's names of semaphores in /dev/shm that these processes have mapped.
 
     Python removes a name at once, unless the process is killed before; a mapping has another name, that of sem_open.
     """
-    lines = (line for pid in pids for line in read_text(proc / str(pid) / "maps").splitlines() if f"{SHM}/sem." in line)
+    lines = (line for pid in pids for line in read_text(PROC / str(pid) / "maps").splitlines() if f"{SHM}/sem." in line)
     inodes, found = {int(line.split(maxsplit=5)[4]) for line in lines}, set()
-    for path in list_folder(shm):
+    for path in list_folder(SHM):
         with suppress(OSError):
             if path.name.startswith("sem.mp-") and path.stat().st_ino in inodes:
                 found.add(path.name)
@@ -221,14 +221,14 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def measure_segments(pids: Iterable[int], names: Iterable[str], proc: Path = PROC, shm: Path = SHM) -> tuple[int, int]:
+def measure_segments(pids: Iterable[int], names: Iterable[str], shm: Path = SHM) -> tuple[int, int]:
     """Return the bytes of files in /dev/shm that are mapped, open or named, and of those that are not mapped."""
     mapped: dict[int, int] = {}
     others: dict[int, int] = {}
     paths = [shm / name for name in names]
     for pid in pids:
-        paths += [one for one in list_folder(proc / str(pid) / "fd") if _read_link(one).startswith(f"{shm}/")]
-        for line in read_text(proc / str(pid) / "maps").splitlines():
+        paths += [one for one in list_folder(PROC / str(pid) / "fd") if _read_link(one).startswith(f"{shm}/")]
+        for line in read_text(PROC / str(pid) / "maps").splitlines():
             addresses, _, _, _, inode, *rest = line.split(maxsplit=5)
             if rest and rest[0].startswith(f"{shm}/"):
                 first, last = (int(address, 16) for address in addresses.split("-"))
@@ -264,17 +264,8 @@ def read_file_positions() -> dict[tuple[str, str], int]:
     return found
 
 
-def read_received_bytes() -> dict[tuple[str, str], int]:
-    """Return the bytes received so far by the TCP connections of this process, by descriptor and peer."""
-    return _read_tcp_info(_RECEIVED_BYTES)
-
-
-def read_sent_bytes() -> dict[tuple[str, str], int]:
-    """Return the bytes sent so far by the TCP connections of this process, by descriptor and peer."""
-    return _read_tcp_info(_SENT_BYTES)
-
-
-def _read_tcp_info(field: struct.Struct) -> dict[tuple[str, str], int]:
+def read_tcp_bytes(field: struct.Struct) -> dict[tuple[str, str], int]:
+    """Return the bytes so far of the TCP connections of this process, such as SENT_BYTES, by descriptor and peer."""
     found = {}
     for descriptor in list_folder(PROC / "self" / "fd"):
         if _read_link(descriptor).startswith("socket:"):
