@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -60,8 +59,8 @@ def cli() -> None:
     """
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line with the given arguments, or those of the process."""
+def main() -> None:
+    """Run the command line with the arguments of the process."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # a standard stream is closed: no socket takes its place
         pass
     os.close(descriptor)
@@ -70,13 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except FileNotFoundError:
         click.echo("Error: the current folder does not exist any more. Change to another one.", err=True)
         sys.exit(UsageError.exit_code)
-    if (sys.argv[1:] if arguments is None else arguments)[:1] == ["run"]:  # warnings and signals are the script's
-        cli.main(args=arguments, prog_name="dltune")
+    if sys.argv[1:2] == ["run"]:  # warnings and signals are the script's
+        cli.main(prog_name="dltune")
     if not any(one.startswith("ignore") for one in sys.warnoptions):  # a warning as an error would be a traceback
         warnings.simplefilter("always", UserWarning)
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
     try:
-        cli.main(args=arguments, prog_name="dltune")
+        cli.main(prog_name="dltune")
     finally:
         for number in SIGNALS:  # an interrupt while Python exits would change the exit code
             signal.signal(number, signal.SIG_IGN)

@@ -169,7 +169,7 @@ def _lock(path: Path, seconds: float) -> Iterator[None]:
         lock.release()
 
 
-def warn_if_others_can_write(path: Path, stacklevel: int = 3) -> None:
+def warn_if_others_can_write(path: Path) -> None:
     """Warn, before code that a tuned file names is imported, if other users can write the file or its folder."""
     try:
         file, folders = path.stat(), {path.absolute().parent, Path(os.path.realpath(path)).parent}
@@ -182,4 +182,4 @@ def warn_if_others_can_write(path: Path, stacklevel: int = 3) -> None:
     writers |= {"every user" for status in found if status.st_mode & stat.S_IWOTH}
     if writers:
         who = " and ".join(sorted(writers))
-        warnings.warn(f"{path} names code that dltune imports now, and {who} can write it.", stacklevel=stacklevel)
+        warnings.warn(f"{path} names code that dltune imports now, and {who} can write it.", stacklevel=3)
