@@ -119,11 +119,7 @@ def attach(loader: Any, options: Options) -> str:
         if loader.autopilot_state is not None:
             loader.autopilot_state.options = options
     else:
-        members: dict[str, Any] = {
-            "__module__": cls.__module__,
-            "__qualname__": cls.__qualname__,
-            "__doc__": cls.__doc__,
-        }
+        members: dict[str, Any] = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
         members |= {"__iter__": _iterate, "__reduce_ex__": _reduce, "_iterator": property(_find_workers, _end_workers)}
         members |= {"autopilot_options": options, "autopilot_state": None}
         try:
