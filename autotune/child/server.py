@@ -145,8 +145,8 @@ class TrialServer:
             name: value
             for name, value in os.environ.items()
             if self._environment.get(name) != value and name not in DEVICE_VARIABLES and folder not in value
+            if make_printable(value) == value  # JSON needs UTF-8
         }
-        changed = {name: value for name, value in changed.items() if make_printable(value) == value}  # JSON needs UTF-8
         self._known = report.profile
         return report.model_copy(update={"environment": changed})
 
