@@ -418,23 +418,13 @@ class EpochIterator:
 
     def begin(self, epoch: Epoch) -> None:
         """Iterate over an epoch from now on, as torch's iterator does again if its workers are persistent."""
-        self._epoch, self._has_ended = epoch, False
-        self._length: int | None = None  # after the end
+        self._epoch, self._sampler, self._has_ended = epoch, epoch.loader._index_sampler, False
 
     def __iter__(self) -> EpochIterator:
         return self
 
     def __len__(self) -> int:
-        if not self._has_ended:
-            return len(self._epoch.loader)
-        if self._length is None:
-            raise TypeError("the sampler has no length")
-        return self._length
-
-    def _count(self) -> int | None:
-        with suppress(Exception):  # of the user's sampler or dataset
-            return len(self)
-        return None
+        return len(self._sampler)  # as of torch's iterator
 
     def __next__(self) -> Any:
         if self._has_ended:
@@ -449,9 +439,11 @@ class EpochIterator:
     @property
     def is_needed(self) -> bool:
         """Whether the training may take further batches; some loops take `len(loader)` of them and see no end."""
-        length = self._count()
-        is_over = length is not None and self._epoch.delivered >= length and not self._epoch.has_batches
-        return not (self._has_ended or is_over)
+        if self._has_ended:
+            return False
+        with suppress(Exception):  # of the user's sampler or dataset
+            return self._epoch.has_batches or self._epoch.delivered < len(self._epoch.loader)
+        return True
 
     def leave(self) -> None:
         """Count the epoch as over, as another one follows; without workers, its sampler may still have batches."""
@@ -465,7 +457,7 @@ class EpochIterator:
         """End the workers, or keep those of persistent ones, and take no further batches."""
         if not self._has_ended:
             self._epoch.is_whole |= not self.is_needed
-            self._length, self._has_ended = self._count(), True
+            self._has_ended = True
             self._epoch.end()
             self._after_end(self._epoch)
             del self._epoch.loader  # the training may make an equal one while it holds this iterator
