@@ -127,7 +127,7 @@ def check_folders(temporary: str, here: Path) -> Iterator[Finding]:
         yield _warn("TMPDIR", temporary, fix, is_bad=len(os.fsencode(temporary)) > MAX_TMPDIR_BYTES)
     else:
         yield Finding("TMPDIR", "problem", "no folder is writable", "export TMPDIR=/path/to/a/writable/folder")
-    if os.access(here, os.W_OK) and not os.statvfs(here).f_flag & os.ST_RDONLY:
+    if os.access(here, os.W_OK):  # also whether its file system is read-only
         yield Finding("this folder", "ok", "writable")
     else:
         yield Finding("this folder", "problem", f"{here} is read-only", "change the folder, or pass another --output")
