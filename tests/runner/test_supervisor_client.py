@@ -7,7 +7,6 @@ import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,6 +21,7 @@ from autotune.runner.resources import Limits
 from autotune.runner.runner import TrialProcess, TrialRunner
 from autotune.runner.supervisor_client import SupervisorClient
 from tests.builders import make_gpu_workload
+from tests.kept_supervisor import keep_supervisor
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -44,6 +44,11 @@ def run_fresh(runner: TrialRunner) -> TrialResult:
     return runner.run(make_request(0, new_process=True))
 
 
+def read_note(note: Path) -> dict[str, str]:
+    """Read what `make_telling` has found around it."""
+    return dict(line.split("=", 1) for line in note.read_text().splitlines())
+
+
 def start_process(client: SupervisorClient, tmp_path: Path) -> tuple[object, dict[str, str]]:
     """Load a dataset whose factory writes what it finds around it, and return that."""
     note = tmp_path / "note"
@@ -55,17 +60,11 @@ def start_process(client: SupervisorClient, tmp_path: Path) -> tuple[object, dic
         report = process.command(LoadCommand(workload=request), Limits(LIMITS, 60.0, 60.0))
     finally:
         process.end()
-    return report, dict(line.split("=", 1) for line in note.read_text().splitlines())
+    return report, read_note(note)
 
 
-@pytest.mark.parametrize("site", ["", THREADED], ids=["forked", "new interpreter"])
-def test_the_environment_of_a_trial_does_not_depend_on_how_it_was_started(
-    site: str, tmp_path: Path, add_module: AddModule
-) -> None:
-    add_module("sitecustomize", site)
-    with SupervisorClient() as client:
-        report, found = start_process(client, tmp_path)
-    assert isinstance(report, ReadyReport)
+def check_environment(found: dict[str, str]) -> None:
+    """Check what a trial finds around it, however it was started."""
     assert found["folder"] == ROOT
     assert found["tempdir"] == found["TMPDIR"]
     assert found["session"] == "own"
@@ -73,14 +72,16 @@ def test_the_environment_of_a_trial_does_not_depend_on_how_it_was_started(
     assert found["torch is collected"] == "True"  # by the garbage collector, in workers as well
 
 
-@pytest.mark.parametrize("modules", [(), ("torch._dynamo",)], ids=["none", "one"])
-def test_a_process_is_forked_with_the_libraries_that_were_imported_once(
-    modules: tuple[str, ...], tmp_path: Path
+def test_a_process_is_forked_with_the_environment_of_a_trial_and_the_libraries_that_were_imported_once(
+    tmp_path: Path,
 ) -> None:
-    with SupervisorClient() as client:
-        client.import_once(modules)
-        _, found = start_process(client, tmp_path)
-    assert found["torch's compiler is imported"] == str(bool(modules))
+    with SupervisorClient(WorkloadRequest(dataset="m:f", step_seconds=0.01)) as client:  # it needs no optimizer
+        report, first = start_process(client, tmp_path)
+        client.import_once(["torch._dynamo"])
+        _, second = start_process(client, tmp_path)
+    assert isinstance(report, ReadyReport)
+    check_environment(first)
+    assert [found["torch's compiler is imported"] for found in (first, second)] == ["False", "True"]
 
 
 def test_what_an_imported_library_removes_at_exit_is_there_for_all_trials(
@@ -95,13 +96,10 @@ def test_what_an_imported_library_removes_at_exit_is_there_for_all_trials(
         assert (tmp_path / "shared").exists()
 
 
-@pytest.mark.parametrize(("parts", "is_imported"), [({"step": "m:s"}, True), ({"step_seconds": 0.01}, False)])
-def test_what_optimizers_import_is_imported_once_for_a_real_step(
-    parts: dict[str, Any], is_imported: bool, tmp_path: Path
-) -> None:
-    with SupervisorClient(WorkloadRequest(dataset="m:f", **parts)) as client:
+def test_what_optimizers_import_is_imported_once_for_a_real_step(tmp_path: Path) -> None:
+    with SupervisorClient(WorkloadRequest(dataset="m:f", step="m:s")) as client:
         _, found = start_process(client, tmp_path)
-    assert found["torch's compiler is imported"] == str(is_imported)
+    assert found["torch's compiler is imported"] == "True"
 
 
 READS_VARIABLE = """import os
@@ -124,14 +122,26 @@ class NotesEnvironment(SupervisorClient):
         super().import_once(modules, environment)
 
 
-def test_variables_that_choose_a_device_come_too_late_in_every_process(add_module: AddModule) -> None:
-    assignment = 'import os\nos.environ |= {"CUDA_VISIBLE_DEVICES": "", "OTHER": "1"}\n'
-    add_module("sets_variables", f"{assignment}from tests.misbehaving import make_honest")
+SETS_VARIABLES = """import os, tempfile
+os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OTHER": "1"}
+os.environ |= {"BYTES": os.fsdecode(bytes([233])), "FOLDER": tempfile.mkdtemp()}
+from tests.misbehaving import make_honest
+"""
+
+
+def test_variables_of_the_users_code_are_set_once_but_those_that_choose_a_device_or_that_no_other_process_can_use(
+    add_module: AddModule,
+) -> None:
+    add_module("sets_variables", SETS_VARIABLES)
     client, dataset = NotesEnvironment(), "sets_variables:make_honest"
     with client, open_runner("make_honest", supervisor=client, dataset=dataset) as runner:
+        before = client.supervisor_pid
         runner.probe((8, 8), LIMITS)
+        assert runner.run(make_request(0)).status == "completed"
+        assert client.supervisor_pid == before  # torch reads none of them
+        assert "OTHER" not in psutil.Process(client.supervisor_pid).environ()
     assert client.noted["OTHER"] == "1"
-    assert "CUDA_VISIBLE_DEVICES" not in client.noted
+    assert not {"CUDA_VISIBLE_DEVICES", "BYTES", "FOLDER"} & client.noted.keys()
 
 
 @pytest.mark.slow
@@ -142,33 +152,16 @@ def test_variables_of_the_ranks_are_not_those_of_the_users_code() -> None:
     assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & client.noted.keys()
 
 
-@pytest.mark.parametrize("value", ["os.fsdecode(bytes([233]))", "tempfile.mkdtemp()"], ids=["not UTF-8", "temporary"])
-def test_a_variable_that_no_other_process_can_use_stays_with_the_one_that_set_it(
-    value: str, add_module: AddModule
-) -> None:
-    assignment = f'import os, tempfile\nos.environ |= {{"FOLDER": {value}, "OTHER": "1"}}\n'
-    add_module("sets_bytes", f"{assignment}from tests.misbehaving import make_honest")
-    client = NotesEnvironment()
-    with client, open_runner("make_honest", supervisor=client, dataset="sets_bytes:make_honest") as runner:
-        runner.probe((8, 8), LIMITS)
-    assert client.noted["OTHER"] == "1"
-    assert "FOLDER" not in client.noted
-
-
-@pytest.mark.parametrize(("variable", "is_same"), [("TORCH_HOME", False), ("OTHER", True)])
-def test_torch_is_imported_again_with_its_variables_that_the_users_code_has_set(
-    variable: str, is_same: bool, add_module: AddModule
-) -> None:
-    assignment = f'import os\nos.environ["{variable}"] = "here"\n'
+def test_torch_is_imported_again_with_its_variables_that_the_users_code_has_set(add_module: AddModule) -> None:
+    assignment = 'import os\nos.environ["TORCH_HOME"] = "here"\n'
     add_module("sets_variable", f"{assignment}from tests.misbehaving import make_honest")
     client = SupervisorClient()
     with client, open_runner("make_honest", supervisor=client, dataset="sets_variable:make_honest") as runner:
-        client.prepare()
         before = client.supervisor_pid
         runner.probe((8,), LIMITS.model_copy(update={"max_workers": 0}))
         assert runner.run(make_request(0)).status == "completed"
-        assert (client.supervisor_pid == before) is is_same
-        assert (variable in psutil.Process(client.supervisor_pid).environ()) is not is_same
+        assert client.supervisor_pid != before
+        assert "TORCH_HOME" in psutil.Process(client.supervisor_pid).environ()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +177,7 @@ def test_a_library_that_disturbs_the_supervisor_is_left_to_the_trials(code: str,
     add_module("disturbing", code)
     with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
         before = psutil.Process(client.supervisor_pid)
-        client.import_once(["torch._dynamo", "disturbing"])
+        client.import_once(["wave", "disturbing"])
         assert run_fresh(runner).status == "completed"
         assert not before.is_running()
         assert psutil.Process(client.supervisor_pid).num_threads() == 1
@@ -218,7 +211,8 @@ def test_a_supervisor_that_was_killed_is_replaced() -> None:
 
 def test_a_supervisor_that_does_not_reply_in_time_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.runner.supervisor_client.MAX_END_SECONDS", 0.1)
-    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
+    client = keep_supervisor()
+    with open_runner("make_telling") as runner:
         run_fresh(runner)
         before = client.supervisor_pid
         os.kill(before, signal.SIGSTOP)
@@ -229,7 +223,8 @@ def test_a_supervisor_that_does_not_reply_in_time_is_replaced(monkeypatch: pytes
 
 
 def test_an_interrupt_before_a_reply_does_not_leave_it_to_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
+    client = keep_supervisor()
+    with open_runner("make_telling") as runner:
         run_fresh(runner)
         with monkeypatch.context() as patched:
             patched.setattr("autotune.runner.supervisor_client.wait", raise_interrupt)
@@ -243,12 +238,15 @@ def raise_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_trials_are_interpreters_where_a_fork_would_lose_a_thread_and_the_supervisor_ends_with_the_tuner(
-    add_module: AddModule,
+def test_trials_are_interpreters_with_the_same_environment_where_a_fork_would_lose_a_thread_and_end_with_the_tuner(
+    add_module: AddModule, tmp_path: Path
 ) -> None:
     add_module("sitecustomize", THREADED)
-    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
+    arguments = {"note": str(tmp_path / "note")}
+    client = SupervisorClient()
+    with client, open_runner("make_telling", supervisor=client, dataset_args=arguments) as runner:
         assert run_fresh(runner).status == "completed"
+        check_environment(read_note(tmp_path / "note"))
         supervisor = psutil.Process(client.supervisor_pid)
         (child,) = supervisor.children()
         assert len(child.cmdline()) == len(supervisor.cmdline()) - 1
@@ -277,16 +275,15 @@ def test_a_machine_without_a_folder_for_temporary_files_is_reported(monkeypatch:
 
 
 def test_a_working_directory_that_is_gone_is_in_the_output_of_the_trial(tmp_path: Path) -> None:
-    with SupervisorClient() as client:
-        process = TrialProcess(client, str(tmp_path / "gone"), ProgressListener())
-        found = process.command(LoadCommand(workload=WorkloadRequest(dataset="m:f")), Limits(LIMITS, 60.0, 60.0))
+    process = TrialProcess(keep_supervisor(), str(tmp_path / "gone"), ProgressListener())
+    found = process.command(LoadCommand(workload=WorkloadRequest(dataset="m:f")), Limits(LIMITS, 60.0, 60.0))
     assert isinstance(found, TrialFailure)
     assert "No such file or directory" in found.details
 
 
 def test_a_new_process_that_finds_no_accelerator_has_lost_it() -> None:
     accelerator = make_gpu_workload().accelerator
-    with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
+    with open_runner("make_telling") as runner:
         profile = runner.probe((), LIMITS)
         runner._profile = profile.model_copy(update={"accelerator": accelerator})
         runner.close()
