@@ -20,7 +20,7 @@ from tests.faults.stage import LIMITS, MIB, ROOT, Scene, hostile, is_running, ma
 
 STALL_SECONDS = 4.0
 TESTS = ROOT / "tests"
-ALONE, SPAWN = make_trial(0), make_trial(method="spawn")
+ALONE, SPAWN = make_trial(0), make_trial(1, method="spawn")  # each spawned worker imports torch
 FAILED = "workload_failed"
 RAISES = "Factory raises / missing import / SyntaxError / RecursionError / `sys.exit(0)`"
 NO_MEMORY = hostile("tests.misbehaving:make_honest", step="make_step_without_memory")

@@ -134,7 +134,8 @@ def test_no_name_is_left_in_shm_when_a_trial_with_file_system_has_failed(deed: s
 @pytest.mark.fault("Leaks, spawn/forkserver")
 def test_no_semaphore_is_left_when_a_trial_with_spawned_workers_has_hung(method: Any) -> None:
     before = set(Path("/dev/shm").glob("sem.*"))
-    (result,) = hostile("tests.misbehaving:make_hangs_in_workers", make_trial(method=method), stall_seconds=4.0).play()
+    trial = make_trial(1, method=method)  # each spawned worker imports torch
+    (result,) = hostile("tests.misbehaving:make_hangs_in_workers", trial, stall_seconds=4.0).play()
     left = set(Path("/dev/shm").glob("sem.*")) - before  # those of a test in another process go when it ends
     assert result.status == "stalled", result.message
     await_condition(lambda: not any(path.exists() for path in left), f"the end of {len(left)} semaphores")
