@@ -16,8 +16,10 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from torch.utils.data import DataLoader
 
+from autotune.cli.main import cli
 from autotune.errors import UsageError
 from autotune.online.attach import autopilot
 from autotune.online.autopilot import Options
@@ -94,15 +96,18 @@ LIKE_PYTHON = """
 
 MODULE = dedent("""
     import multiprocessing, sys
-    from torch.utils.data import DataLoader
     from .names import NAME
-
+    {}
     if __name__ == "__main__":
         print(NAME, __package__, __spec__.name, __file__, sys.argv, sys.path[0])
         multiprocessing.set_start_method("spawn")
-        print([batch.tolist() for batch in DataLoader(range(6), batch_size=3, num_workers=1)], flush=True)
+        print({}, flush=True)
         sys.exit(4)
 """)
+TRAINS = (
+    "from torch.utils.data import DataLoader",
+    "[batch.tolist() for batch in DataLoader(range(6), batch_size=3, num_workers=1)]",
+)
 AFTER_TRAINING = WAITING + dedent("""
     import os, multiprocessing, pickle, sys
 
@@ -234,8 +239,8 @@ def test_a_module_runs_as_python_runs_it(name: str, tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "names.py").write_text("NAME = 'a relative import'")
-    (package / "train.py").write_text(MODULE)
-    (package / "__main__.py").write_text(MODULE.replace(", num_workers=1", ""))  # one spawned worker is enough
+    (package / "train.py").write_text(MODULE.format(*TRAINS))
+    (package / "__main__.py").write_text(MODULE.format("", "sys.flags"))  # one training is enough
     plain = run_python(tmp_path, "-m", name, "--epochs", "3", tuned=False)
     ended = run_python(tmp_path, "-m", name, "--epochs", "3")
     assert "a relative import" in plain.stdout, plain.stderr
@@ -387,17 +392,11 @@ def test_an_interrupt_leaves_no_file_of_a_worker(tmp_path: Path) -> None:
         assert list(Path(scratch).iterdir()) == []
 
 
-def test_a_script_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
-    ended = subprocess.run(
-        [sys.executable, "-m", "autotune", "run", "missing.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ended.returncode, "missing.py is not a file" in ended.stderr) == (2, True)
+@pytest.mark.usefixtures("workdir")
+def test_a_script_that_does_not_exist_is_a_usage_error() -> None:
+    Path("train.py").touch()
+    ended = CliRunner().invoke(cli, ["run", "missing.py"])
+    assert (ended.exit_code, "missing.py is not a file" in ended.stderr) == (2, True)
 
 
 FORKING = WAITING + dedent("""
@@ -435,8 +434,8 @@ MADE_AGAIN = WAITING + dedent("""
 """)
 
 
-def test_a_process_that_the_script_forks_is_not_tuned(tmp_path: Path) -> None:
-    assert run(tmp_path, FORKING).stdout == "0\n"
+def test_a_process_that_the_script_forks_is_not_tuned(run_here: RunHere) -> None:
+    assert run_here(FORKING).stdout == "0\n"
 
 
 def test_a_class_of_loaders_that_cannot_be_derived_from_is_left_alone(run_here: RunHere) -> None:
