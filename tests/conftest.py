@@ -75,19 +75,24 @@ def list_shm_names() -> list[str]:
 
     A process that is killed within glibc's `sem_open` leaves a name such as `sem.x1Y2z3`, which nobody can prevent.
     """
-    names = [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem.mp-", "psm_"))]
-    return [name for name in names if not _is_of_others(name)]
+    names = {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("torch_", "sem.mp-", "psm_"))}
+    return sorted(names - _find_names_of_others(names))
 
 
-def _is_of_others(name: str) -> bool:
-    for process in psutil.process_iter():
+def _find_names_of_others(names: set[str]) -> set[str]:
+    """Return those that another session's process has made or mapped; each process is looked at once for all names."""
+    found = set[str]()
+    for process in psutil.process_iter() if names else ():
         try:
-            other = process.environ().get("DLTUNE_TEST_SESSION") != SESSION
-            if other and (f"_{process.pid}_" in name or name in Path(f"/proc/{process.pid}/maps").read_text()):
-                return True
+            if process.environ().get("DLTUNE_TEST_SESSION") != SESSION:
+                found |= {name for name in names if f"_{process.pid}_" in name}
+                maps = Path(f"/proc/{process.pid}/maps").read_text()
+                found |= {name for name in names - found if name in maps}
         except (psutil.Error, OSError):
             continue
-    return False
+        if found == names:
+            break
+    return found
 
 
 def _list_folders() -> list[str]:
