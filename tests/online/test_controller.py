@@ -140,6 +140,13 @@ def test_the_result_of_an_earlier_run_is_kept_while_it_is_as_fast(changes: dict[
     assert (controller.settings == start) is (windows == 1)
 
 
+def test_the_result_of_an_earlier_run_is_left_if_the_data_has_become_cheaper() -> None:
+    controller = Controller(WorkerSettings(0, 2), WorkerSettings(6, 2), CPUS, no_limit, Window(40.0, 1.0, 0.6))
+    controller.add(Window(40.0, 1.0, 0.6, 0.1, 40.0, 40 * 0.004, 40 * 0.003))  # a batch takes 4 ms, a step 10 ms
+    assert not controller.has_converged
+    assert controller.settings.workers == 0
+
+
 def test_own_settings_that_an_earlier_run_found_to_be_slower_are_not_predicted_to_be_faster() -> None:
     costs = WORKLOADS["samples wait"]
     window = simulate(costs, 4, random.Random(0))
