@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils.data import SequentialSampler, Subset
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
 from autotune.online.controller import BUSY_CPU_SHARE, Controller
@@ -49,7 +50,10 @@ class LoaderFacts(NamedTuple):
 
 def read_facts(loader: DataLoader[Any], processes: int) -> LoaderFacts:
     """Read the facts of a loader in one of several training processes: its dataset by its class, and the batch size."""
-    cls, size, calls = type(loader.dataset), _read_batch_size(loader), _list_library_calls()
+    dataset, size, calls = loader.dataset, _read_batch_size(loader), _list_library_calls()
+    while type(dataset) is Subset:  # of `random_split`
+        dataset = dataset.dataset
+    cls, is_shuffled = type(dataset), not isinstance(loader.sampler, SequentialSampler)
     modules = {module for module, _ in calls}
     prepared_by: Preparer | None = "accelerate" if "accelerate.data_loader" in modules else None
     prepared_by = "transformers" if "transformers.trainer" in modules else prepared_by
@@ -59,7 +63,7 @@ def read_facts(loader: DataLoader[Any], processes: int) -> LoaderFacts:
         length = len(loader.dataset)  # type: ignore[arg-type]
     workload = WorkloadIdentity(
         dataset=f"{cls.__module__}:{cls.__qualname__}",
-        dataset_args={"batch_size": size, "samples": length},
+        dataset_args={"batch_size": size, "samples": length, "shuffle": is_shuffled},
         samples=length,
         sample_bytes=0,
         step="training run",
