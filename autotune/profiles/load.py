@@ -36,6 +36,7 @@ MAX_SHARE: Final = 0.8  # of memory or /dev/shm that loaders may fill
 MAX_CLOCK_ERROR_SECONDS: Final = 3600.0  # between the clocks of two machines
 RESERVED_FILES: Final = 128  # open files of the process itself and of the batches in flight
 MAX_FILES_PER_WORKER: Final = 8  # in the training process
+MAX_NAME_LENGTH: Final = 80  # characters of a workload with the arguments that distinguish it
 
 
 class Difference(NamedTuple):
@@ -111,7 +112,7 @@ def select_profile(
     profiles, here = read_file(path).profiles, machine or read_machine()
     if not profiles:
         raise ProfileError(f"{path} has no profiles. Tune with dltune --dataset pkg.mod:make_dataset.")
-    same = {one: ids for ids in name_workloads(profiles).values() for one in ids}
+    same = {one: {title, *ids} for title, ids in name_workloads(profiles).items() for one in ids}
 
     def list_names(one: TunedProfile) -> set[str | None]:
         workload = one.workload
@@ -153,16 +154,25 @@ def describe_here(profile: TunedProfile, machine: MachineProfile) -> Hardware:
 
 
 def name_workloads(profiles: Iterable[TunedProfile]) -> dict[str, set[str]]:
-    """Return the ids of each workload by its name; without a label, an id is the name if only arguments or step differ.
+    """Return the ids of each workload by its name: its label, or its dataset with the arguments and step that differ.
 
-    A workload has several ids if it was tuned for several numbers of processes.
+    A workload has several ids if it was tuned for several numbers of processes. One of them is its name if the
+    arguments are long.
     """
-    titles: dict[str, dict[str, set[str]]] = {}
+    titles: dict[str, dict[str, tuple[dict[str, Any], set[str]]]] = {}
     for one in profiles:
-        same = titles.setdefault(one.label or one.workload.title, {})
+        values = {} if one.label else {**one.workload.dataset_args, "step": one.workload.step}
         key = one.label or json.dumps([one.workload.dataset_args, one.workload.step], sort_keys=True)
-        same.setdefault(key, set()).add(one.workload_id)
-    return {title if len(same) == 1 else max(ids): ids for title, same in titles.items() for ids in same.values()}
+        same = titles.setdefault(one.label or one.workload.title, {})
+        same.setdefault(key, (values, set()))[1].add(one.workload_id)
+    found = dict[str, set[str]]()
+    for title, same in titles.items():
+        for values, ids in same.values():
+            differ = {name for name in values for other, _ in same.values() if other.get(name, ...) != values[name]}
+            name = f"{title}({', '.join(f'{name}={values[name]!r}' for name in values if name in differ)})"
+            name = name if len(name) <= MAX_NAME_LENGTH and name not in found else max(ids)
+            found[title if len(same) == 1 else name] = ids
+    return found
 
 
 def measure_distance(there: Hardware, here: Hardware) -> tuple[bool, float]:

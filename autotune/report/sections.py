@@ -86,7 +86,7 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     times = [(label, samples / max(one.samples_per_second, 1e-9), one.wait_share) for label, one in measured]
     memory = f" · peak memory {format_bytes(result.peak_host_bytes)}" if result.peak_host_bytes else ""
     brief = f"waiting for data {' → '.join(f'{share:.0%}' for _, _, share in times)} of the time{memory}"
-    subject = f"{profile.workload.title} ({profile.label})" if profile.label else profile.workload.title
+    subject = f"{profile.workload.title} ({profile.label})" if profile.label else name or profile.workload.title
     return Report(
         title=f"{subject} · {profile.machine_class} · {profile.created_at:%Y-%m-%d %H:%M} UTC",
         headline=headline,

@@ -155,15 +155,28 @@ def test_a_tuned_profile_is_selected_beside_the_result_of_a_training_run(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("field", "values"), [("dataset_args", ({"root": "cifar"}, {"root": "imagenet"})), ("step", ("a:step", "b:step"))]
+    ("field", "values", "names"),
+    [
+        ("dataset_args", ({"n": 9, "root": "a"}, {"n": 9, "root": "b"}), ["(root='a')", "(root='b')"]),
+        ("dataset_args", ({}, {"root": "b"}), ["()", "(root='b')"]),
+        ("dataset_args", ({"n": 9, "v": 1}, {"n": 9, "v": True}), None),
+        ("dataset_args", ({"root": "a" * 99}, {"root": "b" * 99}), None),
+        ("step", ("a:step", "b:step"), ["(step='a:step')", "(step='b:step')"]),
+    ],
+    ids=["argument", "no argument", "equal in Python", "long", "step"],
 )
-def test_workloads_that_differ_only_in_arguments_or_step_are_listed_by_their_ids(
-    tmp_path: Path, field: str, values: tuple[Any, ...]
+def test_workloads_of_one_dataset_are_listed_with_the_arguments_or_step_that_differ_or_by_ids(
+    tmp_path: Path, field: str, values: tuple[Any, ...], names: list[str] | None
 ) -> None:
     profiles = [make_for(workload={field: value}) for value in values]
-    with pytest.raises(ProfileError, match=f"several workloads: {', '.join(one.workload.id for one in profiles)}"):
+    listed = [f"data:make_dataset{name}" for name in names or ()]
+    with pytest.raises(ProfileError) as caught:
         select(tmp_path, *profiles)
-    assert select(tmp_path, *profiles, name=profiles[0].workload.id) == profiles[0]
+    shown = str(caught.value).partition(" several workloads: ")[2].partition(". Name")[0]
+    assert names is None or shown == ", ".join(listed)
+    ids = [one.workload.id for one in profiles]
+    for profile, *accepted in zip(profiles, ids, listed or ids, strict=True):
+        assert [select(tmp_path, *profiles, name=name) for name in accepted] == [profile] * 2
     with pytest.raises(ProfileError, match="dltune --dataset"):
         select(tmp_path)
 
