@@ -81,12 +81,13 @@ class Options:
         """Check the options before the training begins, which may change the current folder."""
         if self.profile is not None:
             object.__setattr__(self, "profile", str(Path(self.profile).absolute()))
+        object.__setattr__(self, "max_memory", str(self.max_memory))  # a number of bytes, too
         try:
             parse_budget(self.max_memory, 1)
         except ValueError as error:
             raise UsageError(f"max_memory: {error}.") from None
-        if self.max_workers is not None and self.max_workers < 1:
-            raise UsageError(f"max_workers={self.max_workers} must be at least 1.")
+        if self.max_workers is not None and not (type(self.max_workers) is int and self.max_workers > 0):
+            raise UsageError(f"max_workers={self.max_workers!r} must be a whole number of at least 1.")
         if self.on_stats is not None and not isinstance(self.on_stats, StatsCallback):
             object.__setattr__(self, "on_stats", StatsCallback(self.on_stats))
 

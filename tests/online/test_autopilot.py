@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, random_split
 
 from autotune.checking import check
 from autotune.errors import UsageError
@@ -485,8 +485,12 @@ def test_a_target_without_a_training_loader_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"max_memory": "lots"}, "max_memory: "), ({"max_workers": 0}, "max_workers=0 must be at least 1")],
-    ids=["memory", "workers"],
+    [
+        ({"max_memory": "lots"}, "max_memory: "),
+        ({"max_workers": 0}, "max_workers=0 must be a whole number of at least 1"),
+        ({"max_workers": "4"}, "max_workers='4' must be "),
+    ],
+    ids=["memory", "workers", "text"],
 )
 def test_a_limit_that_cannot_be_used_is_an_error_before_the_training(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -542,6 +546,17 @@ def test_a_loader_with_other_workers_is_another_one() -> None:
     state.facts = read_facts(same, 1)
     assert not state.continue_with(other)
     assert state.continue_with(same)
+
+
+def test_results_are_told_apart_by_the_dataset_of_a_part_its_length_and_its_order() -> None:
+    first, second = random_split(Waiting(0.0, 64), [48, 16])
+    loaders = [DataLoader(first, 8, shuffle=True), DataLoader(second, 8), DataLoader(Waiting(0.0, 16), 8)]
+    *found, whole = [read_facts(loader, 1).workload for loader in loaders]
+    assert [one.dataset_args for one in found] == [
+        {"batch_size": 8, "samples": 48, "shuffle": True},
+        {"batch_size": 8, "samples": 16, "shuffle": False},
+    ]
+    assert {one.dataset for one in found} == {whole.dataset}
 
 
 class Slotted(DataLoader[Any]):
