@@ -11,7 +11,7 @@ BYTE_UNITS: Final = {"": 1, "b": 1} | {
     for power, prefix in enumerate("kmgt", 1)
     for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
 }
-SECOND_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+SECOND_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)\s*")
 
 
@@ -25,7 +25,7 @@ def _split_quantity(text: str, units: dict[str, float] | dict[str, int], example
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a positive duration in `us`, `ms`, `s` (the default), `m`, `h` or `d`; return seconds."""
+    """Parse a positive duration in `us`, `ms`, `s`, `m`, `h` or `d`; return seconds."""
     seconds = _split_quantity(text, SECOND_UNITS, "35ms, 3s, 10m or 30d")
     if seconds <= 0:
         raise ValueError(f"{text!r} must be longer than zero")
