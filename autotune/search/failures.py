@@ -20,7 +20,7 @@ FLAKY: Final[tuple[TrialStatus, ...]] = ("workload_failed", "crashed", "device_f
 MIN_PROBABILITY: Final = 0.05  # of so few failures without workers; below it workers are the cause
 MAX_TRIALS_WITHOUT_WORKERS: Final = 4  # in a run, to find the cause
 ADVICE: Final[dict[TrialStatus, str]] = {
-    "workload_failed": "Open files, connections and random state in __getitem__ or worker_init_fn, in each worker.",
+    "workload_failed": "The usual cause is a file or connection that workers share: open it in __getitem__.",
     "crashed": "The usual cause is native code that does not survive a fork: try --set multiprocessing_context=spawn.",
     "stalled": "The usual causes are a lock or threads across a fork: try --set multiprocessing_context=spawn.",
 }
