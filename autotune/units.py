@@ -18,7 +18,7 @@ _QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)\s*")
 def _split_quantity(text: str, units: dict[str, float] | dict[str, int], example: str) -> float:
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2].lower() not in units:
-        raise ValueError(f"{text!r} is not a quantity such as {example}")
+        raise ValueError(f"{text!r} is not {example}")
     if not math.isfinite(quantity := float(match[1]) * units[match[2].lower()]):
         raise ValueError(f"{text[:20]!r}... is too large a number")
     return quantity
@@ -26,7 +26,7 @@ def _split_quantity(text: str, units: dict[str, float] | dict[str, int], example
 
 def parse_seconds(text: str) -> float:
     """Parse a positive duration in `us`, `ms`, `s`, `m`, `h` or `d`; return seconds."""
-    seconds = _split_quantity(text, SECOND_UNITS, "35ms, 3s, 10m or 30d")
+    seconds = _split_quantity(text, SECOND_UNITS, "a duration with its unit, such as 35ms, 3s, 10m or 30d")
     if seconds <= 0:
         raise ValueError(f"{text!r} must be longer than zero")
     return seconds
@@ -35,8 +35,8 @@ def parse_seconds(text: str) -> float:
 def parse_budget(text: str, whole: int) -> int:
     """Parse an amount of memory in bytes, such as `24GiB`, `24GB` or `24G`, or a percentage of `whole` bytes."""
     if not text.strip().endswith("%"):
-        return int(_split_quantity(text, BYTE_UNITS, "24GiB, 512MB or 1000000"))
-    percent = _split_quantity(text.strip()[:-1], {"": 1}, "80%")
+        return int(_split_quantity(text, BYTE_UNITS, "an amount such as 24GiB, 512MB or 1000000"))
+    percent = _split_quantity(text.strip()[:-1], {"": 1}, "a share such as 80%")
     if not 0 < percent <= 100:
         raise ValueError(f"{text!r} must be more than 0% and at most 100%")
     return int(whole * percent / 100)

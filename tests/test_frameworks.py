@@ -37,8 +37,7 @@ ROOT = Path(__file__).parent.parent
 SAMPLES = 64
 TUNED = make_config(2, 5, 8, ProcessSettings(non_blocking=True), pin_memory=True, persistent_workers=True)
 PLAIN = make_config(0, batch_size=16)
-# one worker, as each of them imports torch
-SPAWNED = make_config(1, 4, 8, ProcessSettings(multiprocessing_context="spawn"), in_order=False)
+SPAWNED = make_config(2, 4, 8, ProcessSettings(multiprocessing_context="spawn"), in_order=False)
 EACH = pytest.mark.parametrize("config", [TUNED, PLAIN, SPAWNED], ids=["tuned", "plain", "spawned"])
 SETTINGS = ("num_workers", "pin_memory", "persistent_workers", "in_order", "prefetch_factor")
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)

@@ -81,7 +81,8 @@ class Options:
         """Check the options before the training begins, which may change the current folder."""
         if self.profile is not None:
             object.__setattr__(self, "profile", str(Path(self.profile).absolute()))
-        object.__setattr__(self, "max_memory", str(self.max_memory))  # a number of bytes, too
+        if type(self.max_memory) is not str:
+            raise UsageError(f"max_memory={self.max_memory!r} must be a text, such as '8GiB' or '80%'.")
         try:
             parse_budget(self.max_memory, 1)
         except ValueError as error:

@@ -78,8 +78,8 @@ class Controller:
         cpus: CPUs of this training process.
         limit: Returns the most workers for a prefetch factor within the limits of memory, /dev/shm and open files, if
             as many as the second argument run already and stay.
-        known: A window of `start` in an earlier run; about as fast, waiting as little, and with the user's settings
-            predicted to be slower, it tries no others.
+        known: A window of `start` in an earlier run; about as fast, and waiting as little, it tries no others, unless
+            the user has no workers and these are predicted to be slower.
         needs_workers: Whether batches cannot be loaded in the training process.
     """
 
@@ -135,7 +135,8 @@ class Controller:
         self.windows[current] = window
         self.costs = BatchCosts.measure(window) or self.costs
         if (known := self.known) is not None and window.rate > DRIFT_RATIO * known.rate:
-            if self.costs and current != self.own and self.costs.predict(self.own.workers, self.cpus) > window.rate:
+            no_workers = 0.0 if self.own.workers or not self.costs else self.costs.predict(0, self.cpus)
+            if current != self.own and no_workers > WORTHWHILE_GAIN * window.rate:
                 self.settings, self.known = self.own, None  # the data is cheaper now
                 return
             self.has_converged = window.wait_share < known.wait_share + DRIFT_WAIT  # else the step is faster now

@@ -53,7 +53,10 @@ def read_facts(loader: DataLoader[Any], processes: int) -> LoaderFacts:
     dataset, size, calls = loader.dataset, _read_batch_size(loader), _list_library_calls()
     while type(dataset) is Subset:  # of `random_split`
         dataset = dataset.dataset
-    cls, is_shuffled = type(dataset), not isinstance(loader.sampler, SequentialSampler)
+    cls, sampler = type(dataset), loader._index_sampler
+    while (inner := getattr(sampler, "batch_sampler", getattr(sampler, "sampler", None))) is not None:
+        sampler = inner
+    is_shuffled = bool(getattr(sampler, "shuffle", not isinstance(sampler, SequentialSampler)))
     modules = {module for module, _ in calls}
     prepared_by: Preparer | None = "accelerate" if "accelerate.data_loader" in modules else None
     prepared_by = "transformers" if "transformers.trainer" in modules else prepared_by

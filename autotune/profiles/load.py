@@ -112,7 +112,8 @@ def select_profile(
     profiles, here = read_file(path).profiles, machine or read_machine()
     if not profiles:
         raise ProfileError(f"{path} has no profiles. Tune with dltune --dataset pkg.mod:make_dataset.")
-    same = {one: {title, *ids} for title, ids in name_workloads(profiles).items() for one in ids}
+    names = name_workloads(profiles)
+    same = {one: {title, *ids} for title, ids in names.items() for one in ids}
 
     def list_names(one: TunedProfile) -> set[str | None]:
         workload = one.workload
@@ -123,7 +124,7 @@ def select_profile(
         named = [one for one in named if name == (one.label or one.workload.title)] or named
     else:
         named = [one for one in profiles if not one.is_from_training] or named
-    titles = list(name_workloads(named or profiles))
+    titles = [title for title, ids in names.items() if any(one.workload_id in ids for one in named or profiles)]
     if not named:
         raise ProfileError(f"{path} has no profile {name!r}; it has {', '.join(titles)}.")
     if len(titles) > 1:
@@ -170,7 +171,7 @@ def name_workloads(profiles: Iterable[TunedProfile]) -> dict[str, set[str]]:
         for values, ids in same.values():
             differ = {name for name in values for other, _ in same.values() if other.get(name, ...) != values[name]}
             name = f"{title}({', '.join(f'{name}={values[name]!r}' for name in values if name in differ)})"
-            name = name if len(name) <= MAX_NAME_LENGTH and name not in found else max(ids)
+            name = name if len(name) <= MAX_NAME_LENGTH and name not in {*found, *titles} else max(ids)
             found[title if len(same) == 1 else name] = ids
     return found
 

@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, random_split
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, random_split
 
 from autotune.checking import check
 from autotune.errors import UsageError
@@ -487,10 +487,11 @@ def test_a_target_without_a_training_loader_is_an_error() -> None:
     ("options", "message"),
     [
         ({"max_memory": "lots"}, "max_memory: "),
+        ({"max_memory": 0.8}, "max_memory=0.8 must be a text"),
         ({"max_workers": 0}, "max_workers=0 must be a whole number of at least 1"),
         ({"max_workers": "4"}, "max_workers='4' must be "),
     ],
-    ids=["memory", "workers", "text"],
+    ids=["memory", "number", "workers", "text"],
 )
 def test_a_limit_that_cannot_be_used_is_an_error_before_the_training(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -550,7 +551,8 @@ def test_a_loader_with_other_workers_is_another_one() -> None:
 
 def test_results_are_told_apart_by_the_dataset_of_a_part_its_length_and_its_order() -> None:
     first, second = random_split(Waiting(0.0, 64), [48, 16])
-    loaders = [DataLoader(first, 8, shuffle=True), DataLoader(second, 8), DataLoader(Waiting(0.0, 16), 8)]
+    shuffled = DataLoader(first, batch_sampler=BatchSampler(RandomSampler(first), 8, drop_last=False))
+    loaders = [shuffled, DataLoader(second, 8), DataLoader(Waiting(0.0, 16), 8)]
     *found, whole = [read_facts(loader, 1).workload for loader in loaders]
     assert [one.dataset_args for one in found] == [
         {"batch_size": 8, "samples": 48, "shuffle": True},

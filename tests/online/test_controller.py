@@ -147,6 +147,15 @@ def test_the_result_of_an_earlier_run_is_left_if_the_data_has_become_cheaper() -
     assert controller.settings.workers == 0
 
 
+def test_the_result_of_an_earlier_run_is_kept_though_the_model_does_not_know_that_batches_ahead_help() -> None:
+    known = Window(40.0, 1.0, 0.6, 0.1, 40.0, 2.0, 1.0)
+    controller = Controller(WorkerSettings(4, 2), WorkerSettings(4, 4), CPUS, no_limit, known)
+    controller.add(known)
+    assert controller.costs is not None
+    assert controller.costs.predict(4, CPUS) > known.rate
+    assert (controller.has_converged, controller.settings) == (True, WorkerSettings(4, 4))
+
+
 def test_own_settings_that_an_earlier_run_found_to_be_slower_are_not_predicted_to_be_faster() -> None:
     costs = WORKLOADS["samples wait"]
     window = simulate(costs, 4, random.Random(0))

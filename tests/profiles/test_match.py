@@ -181,6 +181,16 @@ def test_workloads_of_one_dataset_are_listed_with_the_arguments_or_step_that_dif
         select(tmp_path)
 
 
+def test_a_name_that_is_offered_selects_its_profile_beside_results_of_training_runs_and_labels(tmp_path: Path) -> None:
+    tuned = [make_for(workload={"dataset_args": {"n": 1, "root": root}}) for root in "ab"]
+    others = make_for(workload={"dataset_args": {"n": 2, "root": "a"}}, search=make_search_record(sampler="training"))
+    label = make_for(workload={"dataset_args": {"n": 3}}, label="data:make_dataset(n=1, root='a')")
+    with pytest.raises(ProfileError, match="several workloads") as caught:
+        select(tmp_path, *tuned, others, label)
+    name = re.findall(r"or --profile (\S+);", str(caught.value))[0]
+    assert select(tmp_path, *tuned, others, label, name=name) == tuned[0]
+
+
 def test_a_title_names_the_profile_that_has_no_label_or_split_besides(tmp_path: Path) -> None:
     plain, labelled, split = make_for(), make_for(label="big"), make_for(workload={"split": "train"})
     assert select(tmp_path, labelled, split, plain, name="data:make_dataset") == plain
