@@ -14,8 +14,8 @@ LOWEST_READY := .venv-lowest/.ready
 # tests of processes, memory and devices, which the versions of pure Python libraries hardly change
 NOT_LOWEST := faults gpu runner child system online benchmarks docs test_end_to_end.py test_checking.py test_docs.py \
 	test_import_strings.py profiles/test_shared_list.py profiles/test_device_prefetch.py
-ALONE := tests/faults/test_budgets.py  # it measures memory; all other tests run in three processes, as they often wait
-IN_PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+ALONE := tests/faults/test_budgets.py  # it measures memory; all other tests run in two processes
+IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-all coverage mutation test-lowest faults test-gpu test-libraries lint types dist check bench bench-gpu replay coverage-simulation docs
 .PHONY: clean help
