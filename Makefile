@@ -15,7 +15,7 @@ LOWEST_READY := .venv-lowest/.ready
 NOT_LOWEST := faults gpu runner child system online benchmarks docs test_end_to_end.py test_checking.py test_docs.py \
 	test_import_strings.py profiles/test_shared_list.py profiles/test_device_prefetch.py
 ALONE := tests/faults/test_budgets.py  # it measures memory; all other tests run in two processes
-IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+IN_TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-all coverage mutation test-lowest faults test-gpu test-libraries lint types dist check bench bench-gpu replay coverage-simulation docs
 .PHONY: clean help
@@ -40,11 +40,11 @@ $(TEST_READY): $(READY)
 	@touch $(TEST_READY)
 
 test: $(READY) ## Set up, then run the fast tests: about five minutes on two cores
-	$(BIN)/python -m pytest tests -m "not slow" $(IN_PARALLEL)
+	$(BIN)/python -m pytest tests -m "not slow" $(IN_TWO)
 
 test-all: test $(TEST_READY) ## Then the slow tests: faults, other libraries (half a gigabyte), a browser
 	$(BIN)/python -m pytest $(ALONE)
-	$(BIN)/python -m pytest tests -m slow $(ALONE:%=--ignore %) $(IN_PARALLEL)
+	$(BIN)/python -m pytest tests -m slow $(ALONE:%=--ignore %) $(IN_TWO)
 
 $(COVERAGE_READY): $(READY)
 	$(BIN)/$(INSTALL) --constraint constraints.txt --group coverage
@@ -52,7 +52,7 @@ $(COVERAGE_READY): $(READY)
 
 coverage: $(COVERAGE_READY) ## Run the fast tests and print their branch coverage, child processes included
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest tests -m "not slow" $(IN_PARALLEL)
+	$(BIN)/coverage run -m pytest tests -m "not slow" $(IN_TWO)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
@@ -80,7 +80,7 @@ test-lowest: $(LOWEST_READY) ## Run one tuning and the tests without child proce
 		--trial-time 300ms --fresh --output .venv-lowest/dltune.json --storage sqlite:///.venv-lowest/study.db
 	$(LOWEST)/dltune check .venv-lowest/dltune.json
 	$(LOWEST)/dltune report .venv-lowest/dltune.json --format md
-	$(LOWEST)/python -m pytest tests -m "not slow" $(NOT_LOWEST:%=--ignore tests/%) $(IN_PARALLEL)
+	$(LOWEST)/python -m pytest tests -m "not slow" $(NOT_LOWEST:%=--ignore tests/%) $(IN_TWO)
 
 faults: $(READY) ## Run the fault tests alone and print the outcome of each fault
 	$(BIN)/python -m pytest tests/faults --fault-matrix

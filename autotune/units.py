@@ -15,10 +15,10 @@ SECOND_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0,
 _QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)\s*")
 
 
-def _split_quantity(text: str, units: dict[str, float] | dict[str, int], example: str) -> float:
+def _split_quantity(text: str, units: dict[str, float] | dict[str, int], wanted: str) -> float:
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2].lower() not in units:
-        raise ValueError(f"{text!r} is not {example}")
+        raise ValueError(f"{text!r} is not {wanted}")
     if not math.isfinite(quantity := float(match[1]) * units[match[2].lower()]):
         raise ValueError(f"{text[:20]!r}... is too large a number")
     return quantity

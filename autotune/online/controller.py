@@ -135,8 +135,7 @@ class Controller:
         self.windows[current] = window
         self.costs = BatchCosts.measure(window) or self.costs
         if (known := self.known) is not None and window.rate > DRIFT_RATIO * known.rate:
-            no_workers = 0.0 if self.own.workers or not self.costs else self.costs.predict(0, self.cpus)
-            if current != self.own and no_workers > WORTHWHILE_GAIN * window.rate:
+            if not self.own.workers and self._is_faster_without_workers(window.rate):
                 self.settings, self.known = self.own, None  # the data is cheaper now
                 return
             self.has_converged = window.wait_share < known.wait_share + DRIFT_WAIT  # else the step is faster now
@@ -202,10 +201,13 @@ class Controller:
         if fewer > slower and (are_crowded or are_enough):
             tries.append(WorkerSettings(fewer, prefetch))
         is_cheap = not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
-        is_faster = costs.predict(0, cpus) > WORTHWHILE_GAIN * max(one.rate for one in self.windows.values())
+        is_faster = self._is_faster_without_workers(max(one.rate for one in self.windows.values()))
         if is_cheap and is_faster and not self._needs_workers:
             tries.append(WorkerSettings(0, self.own.prefetch))
         return tries
+
+    def _is_faster_without_workers(self, rate: float) -> bool:
+        return self.costs is not None and self.costs.predict(0, self.cpus) > WORTHWHILE_GAIN * rate
 
     def _watch(self, window: Window, before: Window) -> None:
         """Compare a window with the one in which it converged; start again after two that are slower and wait more."""

@@ -177,7 +177,7 @@ def test_a_library_that_disturbs_the_supervisor_is_left_to_the_trials(code: str,
     add_module("disturbing", code)
     with SupervisorClient() as client, open_runner("make_telling", supervisor=client) as runner:
         before = psutil.Process(client.supervisor_pid)
-        client.import_once(["wave", "disturbing"])
+        client.import_once(["torch._dynamo", "disturbing"])
         assert run_fresh(runner).status == "completed"
         assert not before.is_running()
         assert psutil.Process(client.supervisor_pid).num_threads() == 1
