@@ -160,19 +160,17 @@ def name_workloads(profiles: Iterable[TunedProfile]) -> dict[str, set[str]]:
     A workload has several ids if it was tuned for several numbers of processes. One of them is its name if the
     arguments are long.
     """
-    titles: dict[str, dict[str, tuple[dict[str, str], set[str]]]] = {}
+    titles: dict[str, dict[str, tuple[list[str], set[str]]]] = {}
     for one in profiles:
         values = {} if one.label else {**one.workload.dataset_args, "step": one.workload.step}
-        texts = {name: f"{name}={value!r}" for name, value in values.items()}
+        texts = [f"{name}={value!r}" for name, value in values.items()]
         key = one.label or json.dumps([one.workload.dataset_args, one.workload.step], sort_keys=True)
         same = titles.setdefault(one.label or one.workload.title, {})
         same.setdefault(key, (texts, set()))[1].add(one.workload_id)
     found = dict[str, set[str]]()
     for title, same in titles.items():
         for texts, ids in same.values():
-            differing = [
-                text for name, text in texts.items() if any(other.get(name) != text for other, _ in same.values())
-            ]
+            differing = [text for text in texts if any(text not in others for others, _ in same.values())]
             name = f"{title}({', '.join(differing)})"
             name = name if len(name) <= MAX_NAME_LENGTH and name not in {*found, *titles} else max(ids)
             found[title if len(same) == 1 else name] = ids
