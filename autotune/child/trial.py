@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     import torch
 
 WARM_UP_STEPS: Final = 3
-START_SHARE: Final = 0.5  # of the trial's time, which the first round of forked workers takes at most
-MAX_FIRST_ROUND_SECONDS: Final = 15.0  # of forked workers; above it, batches rather than starts take so long
+START_SHARE: Final = 0.5  # of the trial's time, which the first round takes at most, unless workers are spawned
+MAX_FIRST_ROUND_SECONDS: Final = 15.0  # of them; above it, batches rather than starts take so long
 
 
 class EpochRecorder:
@@ -192,17 +192,18 @@ class TrialRun:
         return bool(list_names(self._worker_pids, self._names_before) - list_used_segments())
 
     def _elapsed(self) -> float:
-        """Return the seconds of the trial, in which the workers' first batches count little or nothing.
+        """Return the seconds of the trial, in which the first batch of each worker counts little or nothing.
 
-        A start may take longer than the trial: imports, an index that is read, a connection. It counts in the epoch.
+        A start may take longer than the trial: imports, an index that is read or shuffled. It counts in the epoch.
         """
         now, request = time.perf_counter(), self._stopping.request
         if self._started is None:
-            are_forked, first_round = is_forking(request.config.process.multiprocessing_context), now - self._began
-            if not self._workers or (are_forked and first_round > MAX_FIRST_ROUND_SECONDS):
+            are_spawned = self._workers and not is_forking(request.config.process.multiprocessing_context)
+            first_round = now - self._began
+            if first_round > MAX_FIRST_ROUND_SECONDS and not are_spawned:
                 self._started = self._began
-            elif self._traces or self._batches >= self._workers:
-                self._started = now - (min(first_round, START_SHARE * request.seconds) if are_forked else 0.0)
+            elif self._traces or self._batches >= max(1, self._workers):
+                self._started = now - (0.0 if are_spawned else min(first_round, START_SHARE * request.seconds))
         return 0.0 if self._started is None else now - self._started
 
     def _run_epoch(self, max_batches: int) -> EpochTrace:

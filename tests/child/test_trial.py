@@ -19,6 +19,7 @@ from autotune.child.trial import TrialRun, list_workers, warm_up_step
 from autotune.child.workload import LoadedWorkload
 from autotune.protocol.measurement import Measurement
 from autotune.protocol.messages import TrialRequest
+from autotune.protocol.throughput import measure_steady
 from autotune.request import Workload
 from tests.builders import make_config
 from tests.misbehaving import make_waiting
@@ -201,12 +202,29 @@ def test_what_another_library_calls_workers_is_no_process_of_torch(workers: obje
     assert list_workers(iterator) == []
 
 
-def test_a_first_round_of_many_seconds_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_first_round_of_many_seconds_is_the_only_one(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.child.trial.MAX_FIRST_ROUND_SECONDS", 0.1)
-    slow = Workload(dataset=make_waiting(0.1))
-    assert measure(slow, 2, batch_size=4, epochs=1, seconds=0.1).epochs[0].batches == 2
+    slow, in_a_round = Workload(dataset=make_waiting(0.1)), max(1, workers)
+    assert measure(slow, workers, batch_size=4, epochs=1, seconds=0.1).epochs[0].batches == in_a_round
     monkeypatch.undo()
-    assert measure(slow, 2, batch_size=4, epochs=1, seconds=0.1).epochs[0].batches == 4
+    assert measure(slow, workers, batch_size=4, epochs=1, seconds=0.1).epochs[0].batches == 2 * in_a_round
+
+
+class PreparesIndices(SequentialSampler):
+    """Takes longer than a trial before its first index, as a shuffle of many samples does."""
+
+    def __iter__(self) -> Iterator[int]:
+        time.sleep(0.5)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_start_of_a_long_epoch_is_no_pace_of_its_batches(workers: int) -> None:
+    dataset = range(10**6)
+    prepared = Workload(dataset=dataset, sampler=PreparesIndices(dataset))
+    found = measure(prepared, workers, epochs=1, seconds=0.3)
+    assert measure_steady(found.epochs, make_config(workers)).batch_seconds < 0.25
 
 
 class WithLength(Count):
