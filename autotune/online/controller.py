@@ -16,6 +16,7 @@ TIE_RATIO: Final = 0.98  # of the best rate, above which fewer workers are as go
 OWN_RATIO: Final = 0.96  # of the best rate, above which the user's settings stay; two windows differ by that much
 WORTHWHILE_GAIN: Final = 1.05  # predicted, to load in the training process
 MIN_GROWTH: Final = 1.2  # of the user's workers
+MAX_GAP: Final = 3.0  # times as many workers; above it, some in between are tried
 MIN_WAIT_SHARE: Final = 0.05  # below it, more workers cannot help
 BUSY_CPU_SHARE: Final = 0.96  # of the CPUs, above which more workers cannot help
 PREFETCH_CPU_SHARE: Final = 0.75  # of the CPUs, above which batches ahead cannot help
@@ -177,9 +178,11 @@ class Controller:
         """List settings to try after these, the most likely first."""
         costs, (workers, prefetch), cpus = self.costs, basis, self.cpus
         window, tries = self.windows[basis], list[WorkerSettings]()
+        less = max((one.workers for one in self.windows if one.workers < workers), default=0)
+        more = min((one.workers for one in self.windows if one.workers > max(1, workers)), default=0)
         if not workers:  # one worker shows what a worker costs
             one = WorkerSettings(min(1, self._limit(prefetch, 0)), prefetch)
-            return [one] if window.wait_share > MIN_WAIT_SHARE else []
+            return [one, *_list_between(1, more, prefetch)] if window.wait_share > MIN_WAIT_SHARE else []
         if costs is None:
             return []
         most = self._limit(prefetch, self.settings.workers)
@@ -194,11 +197,13 @@ class Controller:
                 tries.append(WorkerSettings(workers, 2 * prefetch))
             elif most > workers == max(one.workers for one in self.windows):
                 tries.append(WorkerSettings(min(most, math.ceil(1.3 * workers)), prefetch))
+            tries += _list_between(workers, more, prefetch)
+        elif window.wait_share > MIN_WAIT_SHARE and busy <= IDLE_SHARE and basis != self.own:  # epochs end so soon
+            tries += _list_between(less, workers, prefetch)
         are_crowded = window.busy_cpus > BUSY_CPU_SHARE * cpus and workers > cpus  # then the model cannot tell
         fewer = math.floor(workers / (1.5 if are_crowded else 1.25))
         are_enough = basis != self.own and costs.predict(fewer, cpus) > FEWER_RATIO * costs.predict(workers, cpus)
-        slower = max((one.workers for one in self.windows if one.workers < workers), default=0)
-        if fewer > slower and (are_crowded or are_enough):
+        if fewer > less and (are_crowded or are_enough):
             tries.append(WorkerSettings(fewer, prefetch))
         is_cheap = not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
         is_faster = self._is_faster_without_workers(max(one.rate for one in self.windows.values()))
@@ -220,3 +225,9 @@ class Controller:
             self.windows, self.has_converged, self.watched = {}, False, None
             self._low_windows, self.drifts = 0, self.drifts + 1
             self.add(window)
+
+
+def _list_between(few: int, many: int, prefetch: int) -> list[WorkerSettings]:
+    """List the geometric mean of two numbers of workers, if they are far apart."""
+    few = max(1, few)
+    return [WorkerSettings(math.isqrt(few * many), prefetch)] if many > MAX_GAP * few else []

@@ -82,6 +82,22 @@ def test_no_fewer_workers_are_tried_than_some_that_are_slower() -> None:
     assert controller.settings == WorkerSettings(16, 2)
 
 
+@pytest.mark.parametrize("own", [0, 1])
+def test_some_workers_are_tried_between_few_and_many_that_are_slower(own: int) -> None:
+    costs, noise = replace(WORKLOADS["samples wait"], step=0.0005), random.Random(0)
+
+    def simulate_epoch(workers: int) -> Window:
+        window = simulate(costs, workers, noise)
+        starts = 0.12 * workers * window.batches / 40  # of all workers, in epochs of 40 batches
+        return window._replace(seconds=window.seconds + starts, wait_seconds=window.wait_seconds + starts)
+
+    controller = Controller(WorkerSettings(own, 2), WorkerSettings(own, 2), CPUS, lambda prefetch, running: 40)
+    while not controller.has_converged:
+        controller.add(simulate_epoch(controller.settings.workers))
+    best = max(simulate_epoch(workers).rate for workers in range(41))
+    assert controller.windows[controller.settings].rate > 0.9 * best
+
+
 def test_own_settings_that_are_as_fast_as_the_best_stay() -> None:
     controller = Controller(WorkerSettings(3, 2), WorkerSettings(3, 2), CPUS, no_limit)
     converge(WORKLOADS["the step is slow"], controller, random.Random(0))
