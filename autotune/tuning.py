@@ -52,7 +52,7 @@ class TuningResult:
     interrupted: bool = False
 
     def __repr__(self) -> str:
-        found = f"{format_arguments(self.profile.config)}; {format_rate(self.profile.result.samples_per_second)}"
+        found = f"{format_arguments(self.profile.config)}; {format_rate(self.profile.result.samples_per_second)}/s"
         return f"TuningResult({found}, {len(self.records)} trials{', interrupted' * self.interrupted})"
 
 

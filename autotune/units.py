@@ -66,8 +66,8 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """Write samples per second with at least three significant digits, as in `1,811/s`."""
-    return f"{per_second:,.{2 if per_second < 9.995 else 1 if per_second < 99.95 else 0}f}/s"
+    """Write samples or batches per second with at least three significant digits, as in `1,811`."""
+    return f"{per_second:,.{2 if per_second < 9.995 else 1 if per_second < 99.95 else 0}f}"
 
 
 def format_count(count: int, noun: str) -> str:

@@ -184,7 +184,7 @@ class RunDisplay(ProgressListener):
             used = f"memory {format_bytes(result.peak_host_bytes)}, /dev/shm {format_bytes(result.peak_shm_bytes)}"
             remarks += [
                 f"±{min(record.relative_error or 9.99, 9.99):.0%}",
-                f"predicted {format_rate(record.predicted)}",
+                f"predicted {format_rate(record.predicted)}/s",
                 used,
             ]
         elif self._verbose and result is not None and result.details:
@@ -203,7 +203,7 @@ class RunDisplay(ProgressListener):
 
         self._show_activity(f"validation run {number}: {describe_config(config)}")
         if self._verbose and samples_per_second is not None:
-            self._write(f"Validation run {number}: {describe_config(config)}  {format_rate(samples_per_second)}")
+            self._write(f"Validation run {number}: {describe_config(config)}  {format_rate(samples_per_second)}/s")
 
     def show_result(self, profile: TunedProfile) -> None:
         """Write the end of the table: the recommended configuration if no trial had it, and the validation's time."""
@@ -222,7 +222,7 @@ class RunDisplay(ProgressListener):
         rows = [] if self._rates else [("trial", *(one for one, _, _ in self._columns), "samples/s", "vs baseline", "")]
         self._rates.setdefault(config, rate)
         values = [one.read(config) if one.is_active(config) else None for _, _, one in self._columns]
-        shown = "-" if rate is None else format_rate(rate).removesuffix("/s")
+        shown = "-" if rate is None else format_rate(rate)
         baseline = self._rates.get(self._baseline)
         ratio = "-" if rate is None or not baseline else f"{rate / baseline:.1f}x"
         rows.append((number, *map(_format_value, values), shown, ratio, " · ".join(remarks)))

@@ -153,7 +153,7 @@ def describe_check(found: CheckResult, file: str) -> str:
     state = "is still valid" if found.is_valid else f"is out of date. {advice}"
     lines = [f"Profile {found.profile} {state}", *found.reasons, *(f"info: {one}" for one in found.info)]
     if (now := found.remeasured) is not None:
-        rate = f"{format_rate(now.samples_per_second)} of the predicted {format_rate(now.predicted)}"
+        rate = f"{format_rate(now.samples_per_second)}/s of the predicted {format_rate(now.predicted)}/s"
         speedup = f", {now.speedup:.2f}x the baseline's throughput" if now.speedup is not None else ""
         change = f"; the baseline reaches {now.machine_change:.0%} of before" if now.machine_change else ""
         lines += [f"re-measured: {rate}{speedup}{change}", *(f"warning: {sentence}" for sentence in now.noise)]

@@ -30,8 +30,11 @@ _METHODS: Final = ("train_dataloader", "get_train_dataloader")  # of Lightning, 
 def _iterate(loader: Any) -> Iterator[Any]:
     """Start an epoch of a tuned loader; its class has this function as `__iter__`."""
     cls: Any = type(loader).__bases__[0]
-    reason, is_nested = "", get_worker_info() is not None  # within a dataset, in a worker, which starts no workers
-    if loader.autopilot_state is None and not is_nested:
+    state: Autopilot | None = loader.autopilot_state
+    is_nested = get_worker_info() is not None  # within a dataset, in a worker, which starts no workers
+    is_nested |= state is not None and state.process != os.getpid()  # in a process that the script has forked
+    reason = ""
+    if state is None and not is_nested:
         reason = explain_refusal(loader, cls) or make_state(loader)
     if reason or is_nested:
         is_reported = CHOOSERS and cls.__iter__ is DataLoader.__iter__  # by `dltune run`
@@ -39,8 +42,7 @@ def _iterate(loader: Any) -> Iterator[Any]:
             loader.autopilot_options.show(f"not tuned: {reason}.")
         detach(loader)
         return iter(loader)
-    state: Autopilot = loader.autopilot_state
-    return state.start_epoch(loader)
+    return loader.autopilot_state.start_epoch(loader)  # type: ignore[no-any-return]
 
 
 @defer_signals()
@@ -133,6 +135,7 @@ def detach(loader: Any) -> None:
     """Give a loader its own class back, if it has another one."""
     if hasattr(cls := type(loader), "autopilot_options"):
         object.__setattr__(loader, "__class__", cls.__bases__[0])
+        vars(loader).setdefault("_iterator", None)  # which a state has removed
 
 
 def _find_workers(loader: Any) -> Autopilot | None:

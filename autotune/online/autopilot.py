@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -24,7 +26,7 @@ from autotune.online.shared_state import WATCHED_LOADS
 from autotune.online.windows import Window, Windows
 from autotune.online.worker import WorkerCounters
 from autotune.system.software import read_local_rank, read_local_world_size
-from autotune.units import parse_budget
+from autotune.units import format_rate, parse_budget
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -107,7 +109,7 @@ class Autopilot:
     """
 
     def __init__(self, loader: DataLoader[Any], options: Options) -> None:
-        self.options, self._processes = options, read_local_world_size()
+        self.options, self._processes, self.process = options, read_local_world_size(), os.getpid()
         self._limits = limits = WorkerLimits(
             options.max_memory,
             options.max_workers,
@@ -119,7 +121,8 @@ class Autopilot:
         self._path = None if options.profile is None or self.facts.is_evaluation else Path(options.profile)
         start = None if self._path is None else find_start(self._path, self.facts, own)
         begin, known = start or (own, None)
-        needs_workers = own.workers > 0 and loader.worker_init_fn is not None  # which prepares the dataset
+        is_in_thread = threading.current_thread() is not threading.main_thread()  # whose random states it would change
+        needs_workers = own.workers > 0 and (is_in_thread or loader.worker_init_fn is not None)  # prepares the dataset
         if needs_workers and not begin.workers:
             begin, known = own, None
         self.controller = Controller(own, begin, limits.cpus, self._limit_workers, known, needs_workers=needs_workers)
@@ -166,6 +169,11 @@ class Autopilot:
         self._follow(loader)
         self._seeds = None
         return True
+
+    @property
+    def left_nothing(self) -> bool:
+        """Whether its loader no longer exists, and had too few batches for a window."""
+        return self._loader() is None and not self.controller.windows
 
     def start_epoch(self, loader: DataLoader[Any]) -> EpochIterator:
         """Start an epoch with the settings that are best so far."""
@@ -310,27 +318,30 @@ class Autopilot:
         controller = self.controller
         (workers, prefetch), (own, own_prefetch) = controller.settings, controller.own
         if controller.failure:
-            return f"{controller.failure}; training continues with num_workers={own}."
+            return f"num_workers={own} stays: {controller.failure}."
         now = controller.final_window
         if now is None:
             return f"has not converged; num_workers={workers} at the end."
         waits = f"{now.wait_share:.0%}"
         if controller.settings == controller.own:
-            return f"num_workers={own} stays: {now.rate:.3g} batches/s{self._list_others()}, waits {waits} of the time."
-        then, predicted = controller.own_window or now, "" if controller.own in controller.windows else " (predicted)"
+            rates = f"{format_rate(now.rate)} batches/s{self._list_others()}"
+            return f"num_workers={own} stays: {rates}, waits {waits} of the time."
         changes = [f"num_workers={workers} (was {own})"] if workers != own else []
         changes += [f"prefetch_factor={prefetch} (was {own_prefetch})"] if workers and prefetch != own_prefetch else []
-        return (
-            f"{' and '.join(changes)}: {now.rate:.3g} batches/s, before {then.rate:.3g}{predicted}; "
-            f"waits {waits} of the time, before {then.wait_share:.0%}{predicted}."
-        )
+        text = f"{' and '.join(changes)}: {format_rate(now.rate)} batches/s"
+        if controller.known is not None:
+            return f"{text}, as an earlier run has found; waits {waits} of the time."
+        then = controller.own_window or now
+        if controller.own not in controller.windows:
+            return f"{text}, before {format_rate(then.rate)} (predicted); waits {waits} of the time."
+        return f"{text}, before {format_rate(then.rate)}; waits {waits} of the time, before {then.wait_share:.0%}."
 
     def _list_others(self) -> str:
         """Return the rates with other settings, in brackets; empty if there were none."""
         own, rates = self.controller.own, list[str]()
         for one, found in self.controller.windows.items():
             prefetch = "" if one.prefetch == own.prefetch else f" and prefetch_factor={one.prefetch}"
-            rates += [f"{found.rate:.3g} with {one.workers}{prefetch}"] if one != own else []
+            rates += [f"{format_rate(found.rate)} with {one.workers}{prefetch}"] if one != own else []
         return f" ({', '.join(rates)})" if rates else ""
 
 

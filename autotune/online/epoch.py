@@ -39,15 +39,16 @@ from autotune.online.group import (
     wait_for_ending_workers,
 )
 from autotune.online.limits import WorkerLimits
-from autotune.online.worker import TimedIndices, WorkerCounters, describe_error, start_worker
-from autotune.system.software import is_library, read_start_method_in_force
+from autotune.online.worker import TimedIndices, WorkerCounters, describe_error, read_globals, start_worker
+from autotune.system.software import is_stdlib, read_start_method_in_force
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 INSPECTED_BATCHES: Final = 3  # at the start of an epoch
 MAX_LEAD: Final = 200  # batches that other workers load while added ones start
-TORCH_FOLDER: Final = str(Path(torch.__file__).parent)  # not that of a library if torch is a checkout
+OUR_FOLDERS: Final = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+FILES_INTERVAL: Final = 16  # batches, after which open files are counted
 POLL_SECONDS: Final = 1.0  # after which a dead worker is noticed
 
 
@@ -130,10 +131,9 @@ class Epoch:
     @defer_signals()
     def _explain(self) -> str:
         try:
-            reason = self._limits.shared.explain(self.loader, self.delivered)
+            return self._limits.shared.explain(self.loader, self.delivered)
         except Exception as error:  # of the user's classes; another thread may change the dataset
-            reason = f"the dataset cannot be looked at ({describe_error(error)})"
-        return reason and f"no workers are added: {reason}"
+            return f"the dataset cannot be looked at ({describe_error(error)})"
 
     def change(self, settings: WorkerSettings) -> bool:
         """Change the workers at a boundary between batches; those that are not needed end, or are idle in their group.
@@ -181,6 +181,7 @@ class Epoch:
         """Return the next batch in the sampler's order; raise StopIteration at the end, or an error of the dataset."""
         began = time.perf_counter()
         self._start_first()
+        waited = 0.0  # by timeouts: a clock goes on while all processes are stopped
         while True:
             group = self._queue[0].group if self._queue else None
             group = group or next((one for one in self._list_open() if not one.settings.workers), None)
@@ -201,14 +202,19 @@ class Epoch:
                 patience = self.loader.timeout or HANG_SECONDS
                 if not (reason := describe_error(error)).startswith("RuntimeError: DataLoader timed out"):
                     self.fall_back(reason)
-                elif time.perf_counter() - began >= patience:
+                    continue
+                waited += group.iterator._timeout
+                if waited >= patience:
                     self.fall_back(f"they returned no batch for {patience:g} s")
                 continue
             if is_here:
-                self._limits.shared.end_load(self.loader.dataset)
+                self._limits.shared.end_load(self.loader.dataset, batch)
             self._finish_head(group, began)
             if self.delivered <= INSPECTED_BATCHES:
                 self._limits.measure_batch(batch)
+            is_due = self.delivered % FILES_INTERVAL == 0 and not (is_here or group.is_own)
+            if is_due and (reason := self._limits.explain_open_files()):
+                self.fall_back(reason)
             return batch
         end, self._source_end, self.is_whole = self._source_end, StopIteration, True
         self.note_return(began)
@@ -365,7 +371,8 @@ class Epoch:
         if workers:
             group.first_worker = 0 if group.is_own else self.started_workers
             parent = os.getpid() if find_start_method(given) == "fork" else 0
-            begun = parent, group.first_worker, time.perf_counter()
+            expected = {} if parent or self._own.workers else read_globals()  # a user's worker does not see them either
+            begun = parent, group.first_worker, time.perf_counter(), expected
             start = partial(start_worker, given.worker_init_fn, collects_garbage, *begun)
             # Persistent, so that the end of the epoch does not wait for the workers to end.
             others = {"prefetch_factor": prefetch, "persistent_workers": True, "worker_init_fn": start}
@@ -396,7 +403,7 @@ def _sum_up(groups: Sequence[WorkerGroup]) -> WorkerSettings:
 def _is_of_workers(error: BaseException) -> bool:
     """Return whether workers caused an error; that of a signal handler of the script ends in its own code."""
     calls = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    last = [one for one in calls if is_library(one.co_filename) or one.co_filename.startswith(TORCH_FOLDER)][-1]
+    last = [one for one in calls if is_stdlib(one.co_filename) or one.co_filename.startswith(OUR_FOLDERS)][-1]
     is_unpickling = last.co_filename.endswith("queues.py") and last.co_name == "get"  # a class of the user's failed
     return isinstance(error, Exception) and (last is calls[-1] or is_unpickling)
 

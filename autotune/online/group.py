@@ -236,6 +236,7 @@ def list_workers() -> list[Any]:
 
 def _disown() -> None:
     """Keep a process that the training forks from ending our workers, and give it the handlers of signals."""
+    _STARTING._at_fork_reinit()  # type: ignore[attr-defined]  # another thread may hold it, which the child has not
     while _DEFERRED:
         _restore_handlers()
     children: set[Any] = multiprocessing.process._children  # type: ignore[attr-defined]
@@ -283,7 +284,8 @@ def defer_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
+    numbers = signal.valid_signals() - {signal.SIGCHLD}  # for which torch sets a handler meanwhile
+    handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
     received = list[int]()
     _DEFERRED.append(handlers)
     for number in handlers:

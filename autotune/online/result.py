@@ -48,15 +48,20 @@ class LoaderFacts(NamedTuple):
     is_evaluation: bool = False  # whether a Trainer evaluates with it, whose arguments are for training, too
 
 
+def is_shuffled(loader: DataLoader[Any]) -> bool:
+    """Return whether the samples have another order than in the dataset."""
+    sampler: Any = loader._index_sampler
+    while (inner := getattr(sampler, "batch_sampler", getattr(sampler, "sampler", None))) is not None:
+        sampler = inner
+    return bool(getattr(sampler, "shuffle", not isinstance(sampler, SequentialSampler)))
+
+
 def read_facts(loader: DataLoader[Any], processes: int) -> LoaderFacts:
     """Read the facts of a loader in one of several training processes: its dataset by its class, and the batch size."""
     dataset, size, calls = loader.dataset, _read_batch_size(loader), _list_library_calls()
     while type(dataset) is Subset:  # of `random_split`
         dataset = dataset.dataset
-    cls, sampler = type(dataset), loader._index_sampler
-    while (inner := getattr(sampler, "batch_sampler", getattr(sampler, "sampler", None))) is not None:
-        sampler = inner
-    is_shuffled = bool(getattr(sampler, "shuffle", not isinstance(sampler, SequentialSampler)))
+    cls = type(dataset)
     modules = {module for module, _ in calls}
     prepared_by: Preparer | None = "accelerate" if "accelerate.data_loader" in modules else None
     prepared_by = "transformers" if "transformers.trainer" in modules else prepared_by
@@ -66,7 +71,7 @@ def read_facts(loader: DataLoader[Any], processes: int) -> LoaderFacts:
         length = len(loader.dataset)  # type: ignore[arg-type]
     workload = WorkloadIdentity(
         dataset=f"{cls.__module__}:{cls.__qualname__}",
-        dataset_args={"batch_size": size, "samples": length, "shuffle": is_shuffled},
+        dataset_args={"batch_size": size, "samples": length, "shuffle": is_shuffled(loader)},
         samples=length,
         sample_bytes=0,
         step="training run",

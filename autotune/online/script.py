@@ -24,11 +24,14 @@ from autotune.online.attach import CHOOSERS, attach, detach, explain_refusal, is
 from autotune.online.autopilot import Autopilot, Options
 from autotune.online.controller import MIN_WAIT_SHARE
 from autotune.online.group import GroupLoader
+from autotune.online.result import is_shuffled
 from autotune.online.watch import MIN_SLOW_STEPS, WaitMeter
 from autotune.profiles.store import check_writable
 from autotune.system.software import is_library
+from autotune.units import format_rate
 
 IN_TRIALS: Final = "To tune it in trials: dltune --dataset MODULE:NAME, or --loader MODULE:NAME."
+MAX_LOADERS: Final = 100  # whose results are kept; of more, an earlier one without a result goes
 _PLACE: Final = "_dltune_place"  # attribute of a loader: the line of the user's code that made it
 
 
@@ -113,7 +116,7 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
         place = loader.__dict__.get(_PLACE) or find_place()  # a copy has none
         samples = ""
         with suppress(Exception):  # one line may make several loaders, and make each again in every epoch
-            samples = f" ({len(loader.dataset):,} samples)"
+            samples = f" ({len(loader.dataset):,} samples{', shuffled' * is_shuffled(loader)})"
         own = replace(options, place=place + samples)
         reason = explain_refusal(loader, type(loader)) or attach(loader, own) or make_state(loader)
         if not reason:
@@ -131,6 +134,8 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
         state = make()
         if place not in tuned or not tuned[place].controller.has_converged:
             tuned[place] = state
+        if len(tuned) > MAX_LOADERS:  # one for each part of the data, for example
+            del tuned[next((one for one, old in tuned.items() if old.left_nothing), place)]
         return state
 
     CHOOSERS.append(choose_state)
@@ -160,10 +165,8 @@ def describe_refused(refused: Mapping[str, WaitMeter]) -> Iterator[str]:
     """Yield how long the training waited for each loader that was not tuned, if it did for some time."""
     for place, meter in refused.items():
         if meter.batches >= MIN_SLOW_STEPS and meter.wait_share > MIN_WAIT_SHARE:
-            yield (
-                f"{place}: {meter.batches / meter.seconds:.3g} batches/s, waits {meter.wait_share:.0%} of the time. "
-                f"{IN_TRIALS}"
-            )
+            rate, waits = format_rate(meter.batches / meter.seconds), f"{meter.wait_share:.0%}"
+            yield f"{place}: {rate} batches/s, waits {waits} of the time. {IN_TRIALS}"
 
 
 def describe_loaders(tuned: Mapping[str, Autopilot], *, has_others: bool = False) -> Iterator[str]:
@@ -171,7 +174,7 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_others: bool = False
 
     A loader with too few batches for a result is left out if the training does not wait for it.
     """
-    is_empty = True
+    is_empty, short = True, set[str]()
     for place, state in tuned.items():
         state.finish()
         controller = state.controller
@@ -179,9 +182,13 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_others: bool = False
         if controller.final_window is not None or controller.failure:
             yield f"{place}: {state.describe()}{_describe_change(state)}"
         elif (known := controller.known) is not None:
-            workers = f"num_workers={controller.settings.workers}, as an earlier run ({known.rate:.3g} batches/s then)"
-            yield f"{place}: {workers}; too few batches to compare.{_describe_change(state)}"
+            workers, rate = f"num_workers={controller.settings.workers}", format_rate(known.rate)
+            then = f"{workers}, as an earlier run ({rate} batches/s then)"
+            yield f"{place}: {then}; too few batches to compare.{_describe_change(state)}"
         elif last is not None and last.wait_share > MIN_WAIT_SHARE:
+            if (line := place.partition(" ")[0]) in short:  # which makes a loader for each part of the data
+                continue
+            short.add(line)
             waits = f"waits {last.wait_share:.0%} of the time"
             yield f"{place}: {waits}, but has too few batches to choose the workers. {IN_TRIALS}"
         else:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import weakref
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
 
 from autotune.online.dataset_objects import (
     CONTAINERS,
@@ -19,6 +22,7 @@ from autotune.online.dataset_objects import (
     read_attributes,
     read_random_state,
 )
+from autotune.profiles.device_prefetch import find_tensors
 from autotune.system.procfs import PROC, SENT_BYTES, read_file_positions, read_tcp_bytes, read_text
 
 if TYPE_CHECKING:
@@ -60,6 +64,7 @@ class SharedState:
         self._read, self._opened = set[_File](), set[_File]()  # files that loading reads, and has opened
         self._generators, self._others = list[Any](), list[Any]()  # random ones of the dataset, and of the process
         self._draws = False  # whether loading draws from them
+        self._dataset: weakref.ref[Any] | None = None  # whose containers and generators are noted
         self._used = Counter[str]()  # what loads used, and how many
         self._attributes: dict[str, Any] = {}  # after the last load
 
@@ -69,11 +74,17 @@ class SharedState:
             self._files = read_file_positions()
         if self._sizes is None:
             self._sizes = []
+            with suppress(TypeError):  # a list, for example
+                self._dataset = weakref.ref(loader.dataset, self._forget)
             with suppress(Exception):  # of the user's classes; another thread may change the dataset
                 found = list(list_objects(loader.dataset))
                 self._sizes = [(one, count_entries(one)) for one in found if issubclass(type(one), CONTAINERS)]
                 self._generators = [one for one in found if is_generator(one)]
                 self._others = list_generators()
+
+    def _forget(self, _: object) -> None:
+        """Leave what a dataset referred to: it no longer exists."""
+        self._sizes, self._generators, self._others, self._attributes = None, [], [], {}
 
     def begin_load(self, dataset: Any) -> None:
         """Note what loading a batch in the training process may use."""
@@ -89,7 +100,7 @@ class SharedState:
         """Note that what the load has drawn so far were the indices of the batch, not its samples."""
         self._before = self._before._replace(random_states=self._read_random_states())
 
-    def end_load(self, dataset: Any) -> None:
+    def end_load(self, dataset: Any, batch: Any) -> None:
         """Note what loading a batch has used."""
         positions, sent, attributes, states = self._before
         self._draws |= states != self._read_random_states()
@@ -103,6 +114,8 @@ class SharedState:
             self._used.update(f"share the connection to {one}; {CONNECT_LATER}{AND_START}" for one in used)
             changed = _list_changed(attributes, self._attributes)
             self._used.update(f"change copies of {one}; {START_WITH_ONE}" for one in changed)
+            if _has_attributes(batch):
+                self._used["lose the attributes of tensors; return these in the batch"] += 1
         self._loads += 1
 
     def _read_random_states(self) -> list[Any]:
@@ -168,6 +181,13 @@ def _read_mode(descriptor: int) -> int:
     with suppress(OSError):
         return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
     return os.O_WRONLY
+
+
+def _has_attributes(batch: Any) -> bool:
+    """Return whether a plain tensor of a batch has attributes, which torch does not send to another process."""
+    with suppress(Exception):  # of a type of its own
+        return any(type(one) is torch.Tensor and vars(one) for one in find_tensors(batch))
+    return False
 
 
 def _read_simple_attributes(dataset: Any) -> dict[str, Any]:

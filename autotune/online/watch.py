@@ -11,6 +11,7 @@ from typing import Any, Final
 from autotune.online.autopilot import Stats, StatsCallback, print_sentence
 from autotune.profiles.load import TunedLoader, load
 from autotune.system.software import read_local_rank
+from autotune.units import format_rate
 
 STATS_SECONDS: Final = 10.0
 MIN_SLOW_SECONDS: Final = 30.0  # of windows in a row, before a sentence is printed
@@ -101,11 +102,11 @@ class WaitMeter:
         is_due = not self._has_warned and read_local_rank() == 0
         if is_due and self._slow_seconds >= MIN_SLOW_SECONDS and self._slow_steps >= MIN_SLOW_STEPS:
             self._has_warned = True
-            predicted = f"{self._predicted_rate:.3g} ({self._predicted_low:.3g} at least)"
+            predicted = f"{format_rate(self._predicted_rate)} ({format_rate(self._predicted_low)} at least)"
             below = f", below the predicted {predicted}" if is_below else ""
             print_sentence(
-                f"training gets {rate:.3g} batches/s{below}, and waits {share:.0%} of the time for data. Tune the "
-                "loader with autotune.autopilot(loader), or run `dltune check`."
+                f"training gets {format_rate(rate)} batches/s{below}, and waits {share:.0%} of the time for data. Tune "
+                "the loader with autotune.autopilot(loader), or run `dltune check`."
             )
 
 

@@ -7,17 +7,21 @@ import gc
 import io
 import os
 import pickle
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
 
 import torch
 import torch.utils.data._utils.worker as torch_worker
 
+from autotune.system.software import is_library
 from autotune.system.worker_errors import UNSENT, report_unsent_data
 
 MAX_WORKERS: Final = 1024  # of all groups of an epoch; later ones share the counters of earlier ones
+MAX_COMPARED: Final = 1000  # entries of a global collection
 _FIELDS: Final = 4  # batches, their seconds, their CPU seconds; seconds from the start to the first batch
 
 
@@ -92,8 +96,31 @@ def _receive(pickled: bytes) -> Any:
     return pickle.loads(pickled)  # noqa: S301  # by the training process
 
 
+def read_globals() -> dict[str, str]:
+    """Return the values that modules of the user's have as globals, by name: numbers, texts and collections.
+
+    What is empty or None may be prepared by the first use.
+    """
+    found = {"torch.get_default_dtype()": str(torch.get_default_dtype())}
+    for module, content in [(name, vars(one)) for name, one in list(sys.modules.items())]:
+        if is_library(str(content.get("__file__") or "<")):
+            continue
+        for name, value in list(content.items()):
+            is_filled = type(value) in (dict, list, tuple) and 0 < len(value) <= MAX_COMPARED
+            if not name.startswith("__") and (is_filled or type(value) in (bool, int, float, str)):
+                with suppress(Exception):  # of a class of the user's
+                    found[f"{module}.{name}"] = repr(value)
+    return {name: value for name, value in found.items() if " at 0x" not in value}  # an address
+
+
 def start_worker(
-    init: Callable[[int], Any] | None, collects_garbage: bool, parent: int, first: int, started: float, worker_id: int
+    init: Callable[[int], Any] | None,
+    collects_garbage: bool,
+    parent: int,
+    first: int,
+    started: float,
+    expected: Mapping[str, str],
+    worker_id: int,
 ) -> None:
     """Give a worker an id that is unique among all groups, then call the user's `worker_init_fn` with it.
 
@@ -105,11 +132,18 @@ def start_worker(
         parent: Process ID of the training if it forks workers, else 0.
         first: Workers of the groups before.
         started: When the group was started, of `time.perf_counter`.
+        expected: Globals of the training process that a worker must have, if it has imported their module.
         worker_id: Its number in its group.
+
+    Raises:
+        RuntimeError: A global differs: the training has set it since the import.
     """
     report_unsent_data()
     if parent and os.getppid() != parent:  # it has ended meanwhile, and torch would wait for another parent
         os._exit(1)
+    for name, value in read_globals().items() if expected else ():
+        if expected.get(name, value) != value:
+            raise RuntimeError(f"workers that are not forked do not see that the training has changed {name}")
     gc.freeze()
     if collects_garbage:
         gc.enable()

@@ -14,9 +14,9 @@ import textwrap
 from typing import Final
 
 from autotune.profiles.schema import TunedProfile
-from autotune.report.sections import Report, Table, make_report, number
+from autotune.report.sections import Report, Table, make_report
 from autotune.settings import describe_config, format_arguments
-from autotune.units import format_count, format_seconds
+from autotune.units import format_count, format_rate, format_seconds
 
 WIDTH: Final = 100  # columns, if the output is not a terminal
 MAX_TICKS: Final = 5
@@ -105,7 +105,8 @@ def render_html(profile: TunedProfile, file: str, name: str | None = None) -> st
     from jinja2 import Environment, PackageLoader, StrictUndefined  # not at the end of a run
 
     jinja = Environment(loader=PackageLoader("autotune.report"), autoescape=True, undefined=StrictUndefined)
-    jinja.filters |= {"number": number, "count": format_count, "seconds": format_seconds, "config": describe_config}
+    jinja.filters |= {"number": format_rate, "count": format_count, "seconds": format_seconds}
+    jinja.filters["config"] = describe_config
     jinja.filters["sha256"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     result, trials, scaling = profile.result, profile.search.trials, profile.search.scaling
     rates = [*scaling.values(), *(trial.samples_per_second or 0.0 for trial in trials)]

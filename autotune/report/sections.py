@@ -57,7 +57,7 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     """Make the sections of a profile of a file; `name` selects it if the file holds several workloads."""
     result, samples, processes = profile.result, profile.search.batch_samples, profile.workload.nproc_per_node
     base = result.baseline if result.decision == "faster" else None
-    rate = f"{number(result.samples_per_second)} samples/s"
+    rate = f"{format_rate(result.samples_per_second)} samples/s"
     has_others = any(one.samples_per_second and one.config != profile.config for one in profile.search.trials)
     if not profile.is_complete:
         unchanged = NOTHING_YET
@@ -68,10 +68,10 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     kept = "your settings" if result.baseline is None else result.baseline.description
     headline = rate if result.decision == "faster" else unchanged.format(kept)
     throughput = f"{rate} in each of {processes} processes" if processes > 1 else f"{rate} in training"
-    throughput += _interval(result.samples_per_second_ci95, number)
+    throughput += _interval(result.samples_per_second_ci95, format_rate)
     if base is not None and result.speedup is not None:
         speedup = f"{_factor(result.speedup)} faster"
-        headline = f"{speedup}: {number(base.samples_per_second)} → {rate}"
+        headline = f"{speedup}: {format_rate(base.samples_per_second)} → {rate}"
         throughput += f", {speedup} than {base.description}{_interval(result.speedup_ci95, _factor)}"
     evidence = "Not validated: it replaces no validated profile."
     if profile.is_validated:
@@ -100,11 +100,6 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
         step_times=tuple((label, share * seconds, (1 - share) * seconds) for label, seconds, share in times),
         tables=tuple(table for table in _tables(profile) if table.rows),
     )
-
-
-def number(samples_per_second: float) -> str:
-    """Write a throughput without its unit."""
-    return format_rate(samples_per_second).removesuffix("/s")
 
 
 def _factor(ratio: float) -> str:
@@ -145,13 +140,13 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
         ("Peak GPU memory", result.peak_gpu_bytes, budgets.gpu_bytes or 0),
     )
     metrics = (
-        ("Throughput", f"{number(rate)} samples/s in a training run{length}"),
-        ("All processes", f"{number(together)} samples/s" if together > rate else ""),
+        ("Throughput", f"{format_rate(rate)} samples/s in a training run{length}"),
+        ("All processes", f"{format_rate(together)} samples/s" if together > rate else ""),
         ("Waiting for data", f"{result.wait_share:.0%} of the time"),
         ("Wait for a batch", ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in quantiles)),
         ("Mean wait by rank", ", ".join(map(format_seconds, result.rank_wait_seconds))),
         ("Bottleneck", BOTTLENECKS[result.bottleneck]),
-        ("Upper bound", f"{number(bound)} samples/s, {rate / bound:.0%} reached" if bound else ""),
+        ("Upper bound", f"{format_rate(bound)} samples/s, {rate / bound:.0%} reached" if bound else ""),
         *((name, f"{format_bytes(peak)} of {format_bytes(limit)}" if peak else "") for name, peak, limit in peaks),
         ("Copies", f"{copied / 1e9:.1f} GB/s of {copy_bound / 1e9:.1f} GB/s" if copied and copy_bound else ""),
     )
@@ -161,21 +156,21 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
     for part in (*result.contributions, *result.gains):
         source = "estimated by the model" if part.is_estimate else "measured against the default"
         ci95 = _interval(part.speedup_ci95, _factor, "{}-{}") or "-"
-        rows.append((part.setting, number(part.samples_per_second), _factor(part.speedup), ci95, source))
+        rows.append((part.setting, format_rate(part.samples_per_second), _factor(part.speedup), ci95, source))
     yield Table("Contribution of each setting", ("Setting", "Samples/s", "Speedup", "95% CI", "Source"), tuple(rows))
 
-    runs = ((one, ", ".join(map(number, one.runs.values()))) for one in result.candidates)
+    runs = ((one, ", ".join(map(format_rate, one.runs.values()))) for one in result.candidates)
     rows = [(describe_config(one.config), rates or "-", "; ".join(one.failures) or "-") for one, rates in runs]
     yield Table("Validation runs", ("Configuration", "Samples/s", "Failures"), tuple(rows))
 
     rows = []
     for one in search.trials:
-        rates = "-" if one.samples_per_second is None else number(one.samples_per_second)
+        rates = "-" if one.samples_per_second is None else format_rate(one.samples_per_second)
         measured = rates, f"{one.relative_error:.1%}" if one.relative_error else "-"
         memory = (format_bytes(peak) if peak else "-" for peak in (one.peak_host_bytes, one.peak_shm_bytes))
         status = one.status.replace("_", " ") + ". recommended" * (one.config == profile.config)
         status += f". {one.reason}" if one.reason else ""
-        predicted = number(one.predicted_samples_per_second) if one.predicted_samples_per_second else "-"
+        predicted = format_rate(one.predicted_samples_per_second) if one.predicted_samples_per_second else "-"
         rows.append((str(one.number), describe_config(one.config), *measured, predicted, *memory, status))
     columns = ("Trial", "Configuration", "Samples/s", "±", "Predicted", "Memory", "/dev/shm", "Status")
     yield Table("All trials", columns, tuple(rows))

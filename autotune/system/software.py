@@ -128,5 +128,10 @@ def is_library(file: str) -> bool:
     return file.startswith(("<", *ROOTS)) or _is_installed(file)
 
 
+def is_stdlib(file: str) -> bool:
+    """Return whether a file of Python code belongs to the interpreter."""
+    return file.startswith(("<", ROOTS[0])) and not _is_installed(file)
+
+
 def _is_installed(file: str) -> bool:
     return not INSTALLED.isdisjoint(Path(file).parts)

@@ -221,7 +221,7 @@ class PreparesIndices(SequentialSampler):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_start_of_a_long_epoch_is_no_pace_of_its_batches(workers: int) -> None:
-    dataset = range(10**6)
+    dataset = TensorDataset(torch.zeros(10**6))
     prepared = Workload(dataset=dataset, sampler=PreparesIndices(dataset))
     found = measure(prepared, workers, epochs=1, seconds=0.3)
     assert measure_steady(found.epochs, make_config(workers)).batch_seconds < 0.25

@@ -142,7 +142,7 @@ def test_the_rates_of_other_numbers_of_workers_explain_why_the_users_stay() -> N
         WorkerSettings(4, 4): Window(71, 10.0),
     }
     state.controller.has_converged = True
-    rates = "12 batches/s (9 with 1, 7.1 with 4 and prefetch_factor=4)"
+    rates = "12.0 batches/s (9.00 with 1, 7.10 with 4 and prefetch_factor=4)"
     assert state.describe() == f"num_workers=0 stays: {rates}, waits 90% of the time."
 
 
@@ -178,6 +178,21 @@ def test_batches_are_loaded_in_the_training_process_unless_workers_prepare_the_d
             break
     tried = {one.workers for one in loader.autopilot_state.controller.windows}
     assert (0 in tried) == is_tried
+
+
+def test_batches_are_not_loaded_in_a_thread_that_shares_the_random_numbers_of_the_training() -> None:
+    samples: Any = torch.arange(1_000_000)
+    loader: Any = autopilot(DataLoader(samples, 8, num_workers=1), None, quiet=True)
+
+    def prefetch() -> None:
+        for _ in loader:
+            if loader.autopilot_state.controller.has_converged:
+                break
+
+    thread = threading.Thread(target=prefetch)
+    thread.start()
+    thread.join()
+    assert all(one.workers for one in loader.autopilot_state.controller.windows)
 
 
 def test_epochs_shorter_than_a_window_are_tuned_too() -> None:
@@ -756,3 +771,17 @@ def test_an_ended_iterator_does_not_hold_its_loader() -> None:
     gc.collect()
     assert found() is None
     assert list(iterator) == []
+
+
+def test_a_process_that_the_training_forks_iterates_as_without_dltune() -> None:
+    loader: Any = autopilot(DataLoader(range(8), batch_size=4), None)  # type: ignore[arg-type]
+    batches = [batch.tolist() for batch in loader]
+
+    def iterate() -> None:
+        assert [batch.tolist() for batch in loader] == batches
+        assert type(loader) is DataLoader
+
+    process = multiprocessing.get_context("fork").Process(target=iterate, daemon=True)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0

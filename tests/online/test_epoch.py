@@ -176,7 +176,7 @@ def test_a_subclass_may_have_an_index_sampler_of_its_own() -> None:
 def test_the_users_own_persistent_workers_stay_though_none_could_be_added() -> None:
     loader = make_loader(1, persistent_workers=True)
     epoch = make_epoch(loader)
-    epoch.failure = "no workers are added"
+    epoch.failure = "workers would share a file"
     list(iterate(epoch))
     (group,) = epoch.kept
     assert group.is_own

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from autotune.online.epoch import Epoch
 from autotune.online.group import WorkerSettings, defer_signals, start_quietly, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
 from autotune.online.worker import WorkerCounters, start_worker
+from autotune.profiles.load import RESERVED_FILES
 from tests.online.test_epoch import (
     indices_of,
     iterate,
@@ -155,8 +157,7 @@ def test_a_failure_is_reported_in_one_sentence(capsys: pytest.CaptureFixture[str
     for _ in range(2):
         assert indices_of(list(loader)) == indices_of(list(make_loader(0, "in order")))
     (sentence,) = capsys.readouterr().err.splitlines()
-    assert sentence.startswith("dltune: added workers failed (OSError: this worker cannot read)")
-    assert sentence.endswith("training continues with num_workers=0.")
+    assert sentence == "dltune: num_workers=0 stays: added workers failed (OSError: this worker cannot read)."
 
 
 class Locked(Failing):
@@ -193,6 +194,63 @@ def test_workers_that_are_forked_while_a_thread_holds_a_lock_are_replaced(monkey
     assert "they returned no batch for 1 s" in epoch.failure
 
 
+def test_the_time_in_which_a_training_is_suspended_is_not_that_of_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(perf_counter=lambda: 1000 * time.perf_counter(), process_time=time.process_time)
+    monkeypatch.setattr("autotune.online.epoch.time", clock)
+    monkeypatch.setattr("autotune.online.epoch.POLL_SECONDS", 0.1)
+    epoch = make_epoch(DataLoader(Failing(0, functools.partial(time.sleep, 0.02)), 60), WorkerSettings(1, 2))
+    assert len(list(iterate(epoch))) == 2
+    assert not epoch.failure
+
+
+def test_a_process_that_is_forked_while_another_thread_starts_workers_can_start_its_own() -> None:
+    is_started, is_forked = threading.Event(), threading.Event()
+
+    def start() -> None:
+        with start_quietly(is_own=False):
+            is_started.set()
+            is_forked.wait()
+
+    def start_in_child() -> None:
+        with start_quietly(is_own=False):
+            pass
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    is_started.wait()
+    process = multiprocessing.get_context("fork").Process(target=start_in_child)
+    process.start()
+    process.join(30)
+    is_forked.set()
+    thread.join()
+    process.kill()
+    assert process.exitcode == 0
+
+
+def test_a_handler_of_the_end_of_workers_that_torch_sets_while_they_start_stays() -> None:
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def note_end(*_: object) -> None:
+        """Look at the workers, as torch's own handler."""
+
+    try:
+        with defer_signals():
+            signal.signal(signal.SIGCHLD, note_end)
+        assert signal.getsignal(signal.SIGCHLD) is note_end
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_training_that_keeps_tensors_of_workers_has_files_left_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    epoch = make_epoch(DataLoader(Failing(0, list), 1), WorkerSettings(1, 2))
+    monkeypatch.setattr(epoch._limits, "_nofile", lowest + RESERVED_FILES // 2 + 60)
+    kept = list(iterate(epoch))
+    assert [int(index) for index, _ in kept] == list(range(120))
+    assert "each tensor of a worker that the training keeps is one" in epoch.failure
+
+
 def test_two_threads_that_start_workers_at_once_leave_torch_and_the_garbage_collector_as_they_were() -> None:
     def start() -> None:
         with start_quietly(is_own=False):
@@ -227,10 +285,11 @@ class JobError(TimeoutError):
     """The time limit of the job, which a handler of the script raises."""
 
 
-def test_an_error_that_a_signal_handler_of_the_script_raises_is_none_of_the_workers() -> None:
-    def end_job(_number: int, _frame: Any) -> None:
-        raise JobError
-
+@pytest.mark.parametrize("file", ["train.py", "site-packages/time_limit.py"])
+def test_an_error_that_a_signal_handler_of_the_script_raises_is_none_of_the_workers(file: str) -> None:
+    content: dict[str, Any] = {"JobError": JobError}
+    exec(compile("def end_job(number, frame):\n    raise JobError", file, "exec"), content)
+    end_job = content["end_job"]
     before = signal.signal(signal.SIGALRM, end_job)
     try:
         epoch = make_epoch(DataLoader(Failing(0, list, seconds=0.2), 8), WorkerSettings(1, 2))
@@ -402,7 +461,7 @@ def test_a_worker_whose_training_has_ended_ends(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("os._exit", codes.append)
     monkeypatch.setattr("gc.freeze", list)
     for parent in (os.getppid(), 0, 1 << 22):
-        start_worker(None, False, parent, 0, 0.0, 0)
+        start_worker(None, False, parent, 0, 0.0, {}, 0)
     assert codes == [1]
 
 

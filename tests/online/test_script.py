@@ -313,6 +313,38 @@ def test_a_loader_that_the_training_still_waits_for_is_named() -> None:
     )
 
 
+def test_loaders_of_parts_of_the_data_that_the_training_waits_for_are_named_once() -> None:
+    loader: Any = autopilot(DataLoader([1.0] * 8), None, quiet=True)  # type: ignore[arg-type]
+    list(loader)
+    state = loader.autopilot_state
+    state.controller.add(Window(batches=10, seconds=2.0, wait_seconds=1.9))
+    parts = {f"train.py:3 ({samples} samples)": state for samples in (8, 9, 10)}
+    (line,) = describe_loaders(parts)
+    assert line.startswith("train.py:3 (8 samples): waits 95% of the time")
+
+
+def test_two_loaders_of_one_line_are_two_if_one_shuffles(run_here: RunHere) -> None:
+    ended = run_here("""
+        from torch.utils.data import DataLoader
+        loaders = [DataLoader(range(3), shuffle=shuffle) for shuffle in (True, False)]
+        for loader in loaders:
+            list(loader)
+    """)
+    assert ended.stderr == "dltune: 2 loaders: too few batches to choose the workers.\n"
+
+
+def test_of_many_loaders_without_a_result_the_first_are_forgotten(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.online.script.MAX_LOADERS", 3)
+    ended = run_here("""
+        from torch.utils.data import DataLoader
+        for samples in range(1, 12):
+            list(DataLoader(range(samples)))
+    """)
+    assert ended.stderr == "dltune: 3 loaders: too few batches to choose the workers.\n"
+
+
 def test_without_workers_their_settings_are_to_be_left_out() -> None:
     loader: Any = autopilot(DataLoader([1.0] * 8, num_workers=2), None, quiet=True)  # type: ignore[arg-type]
     list(loader)
@@ -330,7 +362,7 @@ def test_a_setting_of_an_earlier_run_is_named_although_too_few_batches_compare_i
     controller.known, controller.settings = Window(batches=10, seconds=2.0), WorkerSettings(8, 2)
     (text,) = describe_loaders({"train.py:3": loader.autopilot_state})
     line, advice = text.splitlines()
-    assert line == "train.py:3: num_workers=8, as an earlier run (5 batches/s then); too few batches to compare."
+    assert line == "train.py:3: num_workers=8, as an earlier run (5.00 batches/s then); too few batches to compare."
     assert advice.endswith("DataLoader(..., num_workers=8)")
 
 

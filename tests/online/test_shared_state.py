@@ -439,7 +439,7 @@ def test_the_names_of_locks_are_no_random_numbers_of_the_dataset() -> None:
     for _ in loader:
         state.begin_load(loader.dataset)
         multiprocessing.RLock()  # as the first bar of tqdm makes one
-        state.end_load(loader.dataset)
+        state.end_load(loader.dataset, None)
     assert state.explain(loader, 16) == ""
 
 
@@ -485,10 +485,32 @@ def load_here(dataset: Any, between: Callable[[], object] = list) -> str:
     shared.note(loader)
     for _ in range(4):
         shared.begin_load(dataset)
-        dataset[0]
-        shared.end_load(dataset)
+        shared.end_load(dataset, dataset[0])
         between()
     return shared.explain(loader, 4)
+
+
+class Attributed(Reading):
+    """Samples with an attribute, such as a collate_fn may add."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample: Any = torch.ones(1)
+        sample.length = index
+        return sample
+
+
+def test_attributes_of_tensors_would_not_arrive_from_a_worker() -> None:
+    assert load_here(Attributed(int)) == "workers would lose the attributes of tensors; return these in the batch"
+
+
+def test_a_dataset_that_no_longer_exists_takes_no_memory() -> None:
+    shared, caching = SharedState(), Caching()
+    loader: Any = DataLoader(caching, 8)  # type: ignore[arg-type]
+    shared.note(loader)
+    caching.kept.append(held := torch.ones(1))  # type: ignore[arg-type]
+    seen = weakref.ref(held)
+    del held, caching, loader
+    assert seen() is None
 
 
 def test_a_dataset_that_is_hard_to_look_at_is_loaded() -> None:
@@ -621,7 +643,7 @@ def test_a_file_of_a_dataset_that_starts_with_the_workers_of_an_earlier_run(
     with (tmp_path / "samples").open("rb", buffering=0) as file:
         state = converge(Reading(Seeking(file)), profile=str(tmp_path / "dltune.json"))
     assert state.controller.settings.workers == 0
-    assert "no workers are added: workers would share the position of" in capsys.readouterr().err
+    assert "num_workers=0 stays: workers would share the position of" in capsys.readouterr().err
 
 
 def save_result_of(dataset: Any, path: Path) -> None:

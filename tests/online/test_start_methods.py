@@ -18,6 +18,8 @@ HEAD = """
     from torch.utils.data import DataLoader, Dataset
     from autotune.online.attach import autopilot
 
+    SCALE = 1
+
     class Waiting(Dataset):
         def __len__(self):
             return 10 ** 6
@@ -79,6 +81,18 @@ def test_a_script_that_would_run_again_in_each_worker_keeps_its_settings(
     output, errors = run(tmp_path, start, guarded=False, compiled=compiled)
     assert output == "training begins\n0\n"
     assert errors.startswith("dltune: not tuned: the start method of processes is not fork")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [("SCALE = 10", "__main__.SCALE"), ("torch.set_default_dtype(torch.float64)", "torch.get_default_dtype()")],
+)
+def test_workers_that_do_not_see_what_the_training_has_changed_are_not_used(
+    change: str, name: str, tmp_path: Path
+) -> None:
+    output, errors = run(tmp_path, f"torch.multiprocessing.set_start_method('spawn'); {change}")
+    assert output == "training begins\n0\n"
+    assert f"workers that are not forked do not see that the training has changed {name}" in errors
 
 
 @pytest.mark.parametrize(
