@@ -77,8 +77,8 @@ class Epoch:
     ) -> None:
         self.loader, self._own, self._counters, self._limits = loader, own, counters, limits
         self.settings = settings  # of the workers that load now, or will at the first batch
-        self._groups = list[WorkerGroup]()
-        self._queue = deque[Slot]()  # those without a group are free: any group may take them
+        self.groups = list[WorkerGroup]()
+        self.queue = deque[Slot]()  # those without a group are free: any group may take them
         self.drawn = self.started_workers = self.delivered = 0  # batches, workers, batches
         self.wait_seconds, self.returned_at, self.returned_cpu_seconds = 0.0, time.perf_counter(), time.process_time()
         self.started_at = self.returned_at
@@ -110,7 +110,7 @@ class Epoch:
         with suppress(StopIteration):  # the epoch has fewer
             for _, group in sorted(shares, key=lambda one: one[0]):
                 group.plan(self._draw(is_ahead=True))
-        self._groups.extend(kept)
+        self.groups.extend(kept)
         for group in sorted(kept, key=lambda one: not one.is_own):
             try:
                 group.restart(self._take)
@@ -183,7 +183,7 @@ class Epoch:
         self._start_first()
         waited = 0.0  # by timeouts: a clock goes on while all processes are stopped
         while True:
-            group = self._queue[0].group if self._queue else None
+            group = self.queue[0].group if self.queue else None
             group = group or next((one for one in self._list_open() if not one.settings.workers), None)
             if group is None:
                 break
@@ -226,14 +226,14 @@ class Epoch:
         self.failure, self._first = self.failure or f"added workers failed ({reason})", None
         self.settings = self._own
         replacement = WorkerGroup(self._own, self._take, is_own=True)
-        for slot in self._queue:
+        for slot in self.queue:
             if slot.group is None or not slot.group.is_own:
                 replacement.plan(slot)
-        added = [one for one in self._groups if not one.is_own]
+        added = [one for one in self.groups if not one.is_own]
         end_soon([one.iterator for one in added if hasattr(one.iterator, "_workers")])
         for group in added:
             group.pending = 0
-        for group in list(self._groups):
+        for group in list(self.groups):
             self._close(group)
         wait_for_ending_workers()
         self._start(replacement)
@@ -242,33 +242,23 @@ class Epoch:
         """End all workers; those of open groups stay if the user's are persistent."""
         lasting = [one for one in self._list_open() if self.loader.persistent_workers and one.settings.workers]
         self.kept = [one for one in lasting if one.is_own or not self.failure]
-        for group in self._groups:
+        for group in self.groups:
             if group in self.kept:
                 group.rest()
             else:
                 group.end()
-        self._groups.clear()
-        self._queue.clear()
-
-    @property
-    def has_batches(self) -> bool:
-        """Whether batches are under way."""
-        return bool(self._queue)
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether any group has workers."""
-        return any(one.started for one in self._groups)
+        self.groups.clear()
+        self.queue.clear()
 
     @property
     def _can_change(self) -> bool:
-        return not self._is_too_late and all(slot.group is not None for slot in self._queue)
+        return not self._is_too_late and all(slot.group is not None for slot in self.queue)
 
     def _list_open(self) -> list[WorkerGroup]:
-        return [one for one in self._groups if one.is_open]
+        return [one for one in self.groups if one.is_open]
 
     def _finish_head(self, group: WorkerGroup, began: float) -> None:
-        self._queue.popleft()
+        self.queue.popleft()
         group.pending -= 1
         self.delivered += 1
         if not group.is_open:
@@ -284,7 +274,7 @@ class Epoch:
         """Have a group take no slots but those of a lead; it ends when it has returned those that it has."""
         group.is_open = False
         if not group.pending:
-            self._groups.remove(group)
+            self.groups.remove(group)
             group.end()
 
     def _draw(self, *, is_ahead: bool) -> Slot:
@@ -299,7 +289,7 @@ class Epoch:
             self._source_end = error
             raise StopIteration from None
         self.drawn += 1
-        self._queue.append(slot)
+        self.queue.append(slot)
         if is_ahead:
             slot.indices = TimedIndices(slot.indices)
         else:
@@ -309,7 +299,7 @@ class Epoch:
     def _take(self, group: WorkerGroup) -> Slot:
         """Return the next slot of a group: never one before those that it has, as it delivers in the order it takes."""
         if group.last < self._last_free:
-            for slot in self._queue:
+            for slot in self.queue:
                 if slot.group is None and slot.number > group.last:
                     return slot
         if not group.is_open:
@@ -334,19 +324,19 @@ class Epoch:
                     slot = self._draw(is_ahead=True)
                     if at >= 0 and (at + 1) * share // whole > at * share // whole:
                         group.plan(slot)
-            if group.planned or not share or not self._groups:
+            if group.planned or not share or not self.groups:
                 self._start(group)
             elif self.drawn > lead + 2 * whole:
                 self._is_too_late = True
             else:
                 others.clear()
         except Exception as error:
-            if group.is_own and not self._groups:
+            if group.is_own and not self.groups:
                 raise
             self.failure = self.failure or f"added workers failed ({describe_error(error)})"
-            for slot in self._queue:
+            for slot in self.queue:
                 slot.group = None if slot.group is group else slot.group
-            if not self._groups:
+            if not self.groups:
                 self.fall_back(self.failure)
             return False
         return True
@@ -359,7 +349,7 @@ class Epoch:
             group.iterator = iter(group.loader)
             if group.settings.workers:
                 ITERATORS.add(group.iterator)
-            self._groups.append(group)
+            self.groups.append(group)
             self.started_workers += group.settings.workers
             self._counters.workers = max(self._counters.workers, self.started_workers)
 
@@ -449,12 +439,12 @@ class EpochIterator:
         if self._has_ended:
             return False
         with suppress(Exception):  # of the user's sampler or dataset
-            return self._epoch.has_batches or self._epoch.delivered < len(self._epoch.loader)
+            return bool(self._epoch.queue) or self._epoch.delivered < len(self._epoch.loader)
         return True
 
     def leave(self) -> None:
         """Count the epoch as over, as another one follows; without workers, its sampler may still have batches."""
-        if self._epoch.has_workers:
+        if any(one.started for one in self._epoch.groups):
             self.end()
         elif not self._has_ended:
             self._epoch.is_whole = True

@@ -70,7 +70,8 @@ class WorkerGroup:
         self.loader: DataLoader[Any] | None = None
         self.iterator: Any = None
         self._process = os.getpid()
-        self._random: RandomStream | None = None  # of batches that are loaded here, not by the user's workers
+        self._random: tuple[Any, ...] = ()  # states for batches that are loaded here, not by the user's workers
+        self._training: tuple[Any, ...] = ()  # states of the training, during such a batch
 
     def __iter__(self) -> WorkerGroup:
         return self
@@ -82,8 +83,7 @@ class WorkerGroup:
         self.last, slot.group = slot.number, self
         self.pending += 1
         if not (self.settings.workers or self.is_own):
-            self._random = self._random or RandomStream(self.iterator._base_seed)
-            self._random.begin_batch()
+            self._training = swap_random_states(self._random or self.iterator._base_seed)
         is_read_here = not self.settings.workers and isinstance(slot.indices, TimedIndices)
         return slot.indices.read() if is_read_here else slot.indices
 
@@ -92,8 +92,8 @@ class WorkerGroup:
         try:
             return next(self.iterator)
         finally:
-            if self._random is not None:
-                self._random.end_batch()
+            if self._training:
+                self._random, self._training = swap_random_states(self._training), ()
 
     @property
     def returned(self) -> int:
@@ -169,47 +169,21 @@ def wait_for_ending_workers() -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-class RandomStream:
-    """Random states for batches that are loaded in the training process, as a worker has states of its own.
-
-    Args:
-        seed: The seed of a worker.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._states: tuple[Any, ...] = ()  # of the stream, after its first batch
-        self._training: tuple[Any, ...] = ()  # states of the training, during a batch
-
-    def begin_batch(self) -> None:
-        """Use the states of the stream."""
-        self._training = _read_random_states()
-        if self._states:
-            _set_random_states(self._states)
-        else:
-            random.seed(self._seed)
-            torch.default_generator.manual_seed(self._seed)
-            if numpy := sys.modules.get("numpy.random"):
-                numpy.seed(torch_worker._generate_state(self._seed, 0))
-
-    def end_batch(self) -> None:
-        """Use the states of the training again, also after an error."""
-        if self._training:
-            self._states = _read_random_states()
-            _set_random_states(self._training)
-            self._training = ()
-
-
-def _read_random_states() -> tuple[Any, ...]:
+def swap_random_states(states: tuple[Any, ...] | int) -> tuple[Any, ...]:
+    """Set the random states of this process, to those of a worker if given its seed; return those before."""
     numpy = sys.modules.get("numpy.random")
-    return random.getstate(), torch.get_rng_state(), numpy and numpy.get_state()
-
-
-def _set_random_states(states: tuple[Any, ...]) -> None:
+    before = random.getstate(), torch.get_rng_state(), numpy and numpy.get_state()
+    if isinstance(states, int):
+        random.seed(states)
+        torch.default_generator.manual_seed(states)
+        if numpy:
+            numpy.seed(torch_worker._generate_state(states, 0))
+        return before
     random.setstate(states[0])
     torch.set_rng_state(states[1])
     if states[2]:  # numpy may have been imported since
         sys.modules["numpy.random"].set_state(states[2])
+    return before
 
 
 class GroupLoader(DataLoader[Any]):
@@ -251,18 +225,11 @@ os.register_at_fork(after_in_child=_disown)
 @atexit.register
 def _end_at_exit() -> None:
     """Have the workers of iterators that the script still holds end themselves, and so remove their files."""
-    _ask_to_end([one for one in ITERATORS if not one._shutdown], END_SECONDS)
+    end_soon([one for one in ITERATORS if not one._shutdown], END_SECONDS)
 
 
-def end_soon(iterators: list[Any]) -> None:
-    """Have the workers of iterators end themselves, and so remove their files; end those at once that do not."""
-    _ask_to_end(iterators, SOON_SECONDS)
-    for worker in (one for iterator in iterators for one in iterator._workers):
-        worker.terminate()
-
-
-def _ask_to_end(iterators: list[Any], seconds: float) -> None:
-    """Have workers end themselves after the batch that they load, and wait this long for all of them."""
+def end_soon(iterators: list[Any], seconds: float = SOON_SECONDS) -> None:
+    """Have workers end themselves after the batch that they load, and so remove their files; then end the others."""
     deadline = time.monotonic() + seconds
     for iterator in iterators:
         iterator._workers_done_event.set()
@@ -271,6 +238,8 @@ def _ask_to_end(iterators: list[Any], seconds: float) -> None:
                 iterator._mark_worker_as_unavailable(number, shutdown=True)
     for worker in (one for iterator in iterators for one in iterator._workers):
         worker.join(max(0.0, deadline - time.monotonic()))
+    for worker in (one for iterator in iterators for one in iterator._workers):
+        worker.terminate()
 
 
 def _restore_handlers() -> None:

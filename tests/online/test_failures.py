@@ -383,7 +383,7 @@ def test_a_return_to_the_users_workers_that_could_not_be_started_is_tried_once_m
         next(batches)
     assert "Resource temporarily unavailable" in state.controller.failure
     assert state._epoch.settings == WorkerSettings(2, 2)
-    assert state._epoch.has_workers
+    assert state._epoch.groups[0].started
 
 
 @pytest.mark.parametrize("own", [0, 2])
