@@ -129,7 +129,8 @@ def import_attribute(text: str, folder: Path = Path()) -> Any:
     try:
         return attrgetter(attribute)(module)
     except AttributeError:
-        close = difflib.get_close_matches(attribute, vars(module))
+        names = [name for name, one in vars(module).items() if not isinstance(one, ModuleType)]
+        close = difflib.get_close_matches(attribute, names)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         origin = getattr(module, "__file__", None) or "a namespace package"
         problem = f"{place} was imported from {origin} but has no {attribute!r}"

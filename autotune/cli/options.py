@@ -75,6 +75,9 @@ def _parse_value(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
+        if text.startswith(("[", "{", '"')) or text in ("True", "False", "None"):
+            example = """quote it for the shell, as in 'sizes=["a", "b"]', and write true, false or null"""
+            raise click.BadParameter(f"{text[:80]!r} is not JSON: {example}") from None
         return text
 
 

@@ -6,7 +6,14 @@ import pytest
 
 from autotune.config import LoaderConfig
 from autotune.protocol.measurement import TrialResult, TrialStatus
-from autotune.search.failures import MAX_TRIALS_WITHOUT_WORKERS, FailureCheck, cause_of, describe_failure, find_culprit
+from autotune.search.failures import (
+    ADVICE,
+    MAX_TRIALS_WITHOUT_WORKERS,
+    FailureCheck,
+    cause_of,
+    describe_failure,
+    find_culprit,
+)
 from tests.builders import make_config, make_result
 
 CANDIDATES = [make_config(0), make_config(8), make_config(2), make_config(1)]
@@ -67,6 +74,17 @@ def test_code_that_fails_with_one_worker_and_works_without_rules_workers_out(kin
     assert trials.configs == [make_config(1), make_config(0)]
     assert check.reason is not None
     assert "num_workers=1: it raised KeyError: 'handle'); it works with num_workers=0" in check.reason
+
+
+@pytest.mark.parametrize(
+    ("advice", "expected"), [(". Pass a function.", "Pass a function."), ("", ADVICE["workload_failed"])]
+)
+def test_advice_about_an_error_of_workers_is_that_of_the_error_if_it_has_some(advice: str, expected: str) -> None:
+    failure = fail(1, message=f"raised PicklingError: a lambda{advice}")
+    check = FailureCheck(CANDIDATES, Trials(lambda one: failure if one.dataloader.num_workers else complete(one)))
+    judge(check, failure)
+    how = "num_workers=1: it raised PicklingError: a lambda"
+    assert check.reason == f"num_workers > 0 fails ({how}); it works with num_workers=0. {expected}"
 
 
 @CODE_FAILURES
