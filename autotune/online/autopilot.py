@@ -139,6 +139,7 @@ class Autopilot:
             iterator._shutdown_workers()
         self._drift = ""  # what to say of it when it has converged again
         self._longest = 0  # batches of an epoch
+        self._is_remade = False  # whether the training makes an equal loader for each epoch
         self._has_checked = False  # what workers would share with this process
         self._has_reported = False
         self._follow(loader)
@@ -167,7 +168,7 @@ class Autopilot:
         if self._loader() is not None or not is_equal:
             return False
         self._follow(loader)
-        self._seeds = None
+        self._seeds, self._is_remade = None, True
         return True
 
     @property
@@ -312,6 +313,16 @@ class Autopilot:
         elif controller.watched is not None and self._windows.are_epochs and not controller.failure:
             controller.correct(controller.watched)
             self._save_result()
+
+    @property
+    def start_share(self) -> float:
+        """Share of each epoch that starting its workers takes, by the model; 0 if they stay, or cannot stay."""
+        controller, workers = self.controller, self.controller.settings.workers
+        now, costs = controller.final_window, controller.costs
+        persists = self.facts.persistent_workers or self._is_remade or not self._windows.are_epochs
+        if persists or now is None or costs is None or not workers:
+            return 0.0
+        return 1.0 - now.rate / costs.predict(workers, controller.cpus)
 
     def describe(self) -> str:
         """Describe in a sentence what it stays with, and why."""

@@ -32,6 +32,7 @@ from autotune.units import format_rate
 
 IN_TRIALS: Final = "To tune it in trials: dltune --dataset MODULE:NAME, or --loader MODULE:NAME."
 MAX_LOADERS: Final = 100  # whose results are kept; of more, an earlier one without a result goes
+MIN_START_SHARE: Final = 0.2  # of an epoch, above which persistent workers are advised
 _PLACE: Final = "_dltune_place"  # attribute of a loader: the line of the user's code that made it
 
 
@@ -205,11 +206,12 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_others: bool = False
 
 def _describe_change(state: Autopilot) -> str:
     now, own = state.controller.settings, state.controller.own
-    if now == own or state.facts.is_evaluation:
-        return ""
     takes, prefix = "DataLoader", ""
     others = "" if now.workers else " without settings of workers, such as persistent_workers"
     if state.facts.workload.prepared_by == "transformers":
         takes, prefix = "TrainingArguments", "dataloader_"
     prefetch = f", {prefix}prefetch_factor={now.prefetch}" if now.workers and now.prefetch != own.prefetch else ""
-    return f"\n        Use it: {takes}(..., {prefix}num_workers={now.workers}{prefetch}){others}"
+    lines = [f"Use it: {takes}(..., {prefix}num_workers={now.workers}{prefetch}){others}"] if now != own else []
+    if (share := state.start_share) > MIN_START_SHARE:
+        lines.append(f"Add {prefix}persistent_workers=True: starting workers takes up to {share:.0%} of each epoch.")
+    return "" if state.facts.is_evaluation else "".join(f"\n        {one}" for one in lines)

@@ -313,6 +313,28 @@ def test_a_loader_that_the_training_still_waits_for_is_named() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("persistent", "epochs", "advice"),
+    [
+        (False, 3, ["Add persistent_workers=True: starting workers takes up to 50% of each epoch."]),
+        (True, 3, []),  # they stay already
+        (False, 1, []),  # an epoch that lasts
+    ],
+)
+def test_workers_that_start_again_in_each_short_epoch_should_persist(
+    persistent: bool, epochs: int, advice: list[str]
+) -> None:
+    loader: Any = autopilot(DataLoader([1.0] * 8, num_workers=2, persistent_workers=persistent), None, quiet=True)  # type: ignore[arg-type]
+    list(loader)
+    state = loader.autopilot_state
+    window = Window(10.0, 1.0, 0.9, 0.0, worker_batches=10.0, worker_seconds=1.0)
+    state.controller.add(window)  # of two workers that could load 20 batches
+    state.controller.has_converged, state._windows.are_epochs = True, epochs > 1
+    state.controller.settings = state.controller.own
+    (text,) = describe_loaders({"train.py:3": state})
+    assert [line.strip() for line in text.splitlines()[1:]] == advice
+
+
 def test_loaders_of_parts_of_the_data_that_the_training_waits_for_are_named_once() -> None:
     loader: Any = autopilot(DataLoader([1.0] * 8), None, quiet=True)  # type: ignore[arg-type]
     list(loader)
