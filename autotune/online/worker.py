@@ -102,7 +102,8 @@ def read_globals() -> dict[str, str]:
     What is empty or None may be prepared by the first use.
     """
     found = {"torch.get_default_dtype()": str(torch.get_default_dtype())}
-    for module, content in [(name, vars(one)) for name, one in list(sys.modules.items())]:
+    for module, one in list(sys.modules.items()):
+        content = getattr(one, "__dict__", {})  # it may be None
         if is_library(str(content.get("__file__") or "<")):
             continue
         for name, value in list(content.items()):
