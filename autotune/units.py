@@ -67,6 +67,8 @@ def format_seconds(seconds: float) -> str:
 
 def format_rate(per_second: float) -> str:
     """Write samples or batches per second with at least three significant digits, as in `1,811`."""
+    if per_second < 0.995:
+        return f"{per_second:.3g}"
     return f"{per_second:,.{2 if per_second < 9.995 else 1 if per_second < 99.95 else 0}f}"
 
 

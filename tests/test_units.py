@@ -106,6 +106,8 @@ def test_a_share_outside_of_0_to_100_percent_is_rejected(text: str) -> None:
         parse_budget(text, 1000)
 
 
-@pytest.mark.parametrize(("rate", "text"), [(0.5, "0.50"), (12.34, "12.3"), (99.0, "99.0"), (1811.4, "1,811")])
+@pytest.mark.parametrize(
+    ("rate", "text"), [(0.5, "0.5"), (0.0041, "0.0041"), (12.34, "12.3"), (99.0, "99.0"), (1811.4, "1,811")]
+)
 def test_rates_keep_three_digits_and_group_thousands(rate: float, text: str) -> None:
     assert format_rate(rate) == text

@@ -75,8 +75,8 @@ def _parse_value(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        if text.startswith(("[", "{", '"')) or text in ("True", "False", "None"):
-            example = """quote it for the shell, as in 'sizes=["a", "b"]', and write true, false or null"""
+        if text[:1] + text[-1:] in ("[]", "{}") or text in ("True", "False", "None"):
+            example = """write 'sizes=["a", "b"]' with quotes for the shell, true, false or null; or 'text="[a]"'"""
             raise click.BadParameter(f"{text[:80]!r} is not JSON: {example}") from None
         return text
 

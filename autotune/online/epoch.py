@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 INSPECTED_BATCHES: Final = 3  # at the start of an epoch
 MAX_LEAD: Final = 200  # batches that other workers load while added ones start
-OUR_FOLDERS: Final = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+OUR_FOLDERS: Final = str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent) + os.sep
 FILES_INTERVAL: Final = 16  # batches, after which open files are counted
 POLL_SECONDS: Final = 1.0  # after which a dead worker is noticed
 
@@ -212,7 +212,7 @@ class Epoch:
             self._finish_head(group, began)
             if self.delivered <= INSPECTED_BATCHES:
                 self._limits.measure_batch(batch)
-            is_due = self.delivered % FILES_INTERVAL == 0 and not (is_here or group.is_own)
+            is_due = self.delivered % FILES_INTERVAL == 0 and not (is_here or self._own.workers)
             if is_due and (reason := self._limits.explain_open_files()):
                 self.fall_back(reason)
             return batch
@@ -361,7 +361,9 @@ class Epoch:
         if workers:
             group.first_worker = 0 if group.is_own else self.started_workers
             parent = os.getpid() if find_start_method(given) == "fork" else 0
-            expected = {} if parent or self._own.workers else read_globals()  # a user's worker does not see them either
+            expected = (
+                {} if parent or self._own.workers else read_globals(given.dataset)
+            )  # a user's worker does not see them either
             begun = parent, group.first_worker, time.perf_counter(), expected
             start = partial(start_worker, given.worker_init_fn, collects_garbage, *begun)
             # Persistent, so that the end of the epoch does not wait for the workers to end.

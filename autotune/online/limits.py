@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from contextlib import suppress
 from typing import Any, Final
 
@@ -74,11 +76,14 @@ class WorkerLimits:
 
     def explain_open_files(self) -> str:
         """Return a reason if the training process can open few more files; takes a few microseconds."""
-        with suppress(OSError):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # which the script may have raised
+        try:
             os.close(lowest := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-            if lowest < self._nofile - RESERVED_FILES // 2:
-                return ""
-        return f"nearly all of {self._nofile} files are open: each tensor of a worker that the training keeps is one"
+        except OSError as error:
+            lowest = most if error.errno == errno.EMFILE else 0
+        if most < 0 or lowest < most - RESERVED_FILES // 2:
+            return ""
+        return f"nearly all of {most} files are open: each tensor of a worker that the training keeps is one"
 
     def most_workers(self, prefetch: int, kept: int) -> int:
         """Return the most workers within the limits. New ones start before the others end, so that both count.

@@ -187,7 +187,7 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_others: bool = False
             then = f"{workers}, as an earlier run ({rate} batches/s then)"
             yield f"{place}: {then}; too few batches to compare.{_describe_change(state)}"
         elif last is not None and last.wait_share > MIN_WAIT_SHARE:
-            if (line := place.partition(" ")[0]) in short:  # which makes a loader for each part of the data
+            if (line := place.partition(" (")[0]) in short:  # which makes a loader for each part of the data
                 continue
             short.add(line)
             waits = f"waits {last.wait_share:.0%} of the time"

@@ -84,7 +84,7 @@ class SharedState:
 
     def _forget(self, _: object) -> None:
         """Leave what a dataset referred to: it no longer exists."""
-        self._sizes, self._generators, self._others, self._attributes = None, [], [], {}
+        self._sizes, self._generators, self._attributes = None, [], {}
 
     def begin_load(self, dataset: Any) -> None:
         """Note what loading a batch in the training process may use."""
@@ -103,7 +103,8 @@ class SharedState:
     def end_load(self, dataset: Any, batch: Any) -> None:
         """Note what loading a batch has used."""
         positions, sent, attributes, states = self._before
-        self._draws |= states != self._read_random_states()
+        now_states = self._read_random_states()
+        self._draws |= len(now_states) == len(states) and now_states != states  # else a dataset has ended meanwhile
         self._read.update(file for file, at in self._read_positions().items() if positions.get(file, at) != at)
         if not self._loads and self._sizes is not None:  # what the first batch prepares is no cache
             self._sizes = [(one, count_entries(one)) for one, _ in self._sizes]

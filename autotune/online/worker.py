@@ -7,21 +7,22 @@ import gc
 import io
 import os
 import pickle
-import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from multiprocessing.sharedctypes import RawArray
+from pathlib import Path
+from types import FunctionType
 from typing import Any, Final
 
 import torch
 import torch.utils.data._utils.worker as torch_worker
 
+from autotune.online.dataset_objects import read_attributes
 from autotune.system.software import is_library
 from autotune.system.worker_errors import UNSENT, report_unsent_data
 
 MAX_WORKERS: Final = 1024  # of all groups of an epoch; later ones share the counters of earlier ones
-MAX_COMPARED: Final = 1000  # entries of a global collection
+MAX_NESTED: Final = 10  # datasets, such as a Subset of a dataset
 _FIELDS: Final = 4  # batches, their seconds, their CPU seconds; seconds from the start to the first batch
 
 
@@ -96,22 +97,17 @@ def _receive(pickled: bytes) -> Any:
     return pickle.loads(pickled)  # noqa: S301  # by the training process
 
 
-def read_globals() -> dict[str, str]:
-    """Return the values that modules of the user's have as globals, by name: numbers, texts and collections.
-
-    What is empty or None may be prepared by the first use.
-    """
-    found = {"torch.get_default_dtype()": str(torch.get_default_dtype())}
-    for module, one in list(sys.modules.items()):
-        content = getattr(one, "__dict__", {})  # it may be None
-        if is_library(str(content.get("__file__") or "<")):
-            continue
-        for name, value in list(content.items()):
-            is_filled = type(value) in (dict, list, tuple) and 0 < len(value) <= MAX_COMPARED
-            if not name.startswith("__") and (is_filled or type(value) in (bool, int, float, str)):
-                with suppress(Exception):  # of a class of the user's
-                    found[f"{module}.{name}"] = repr(value)
-    return {name: value for name, value in found.items() if " at 0x" not in value}  # an address
+def read_globals(dataset: Any) -> dict[str, Any]:
+    """Return the numbers and texts, by file and name, that are globals which methods of the user's dataset name."""
+    found, path = dict[str, Any](), [dataset]
+    while (inner := read_attributes(path[-1]).get("dataset")) is not None and len(path) < MAX_NESTED:
+        path.append(inner)
+    for function in (one for each in path for base in type(each).__mro__ for one in list(vars(base).values())):
+        if type(function) is FunctionType and not is_library(function.__code__.co_filename):
+            file = Path(function.__code__.co_filename).name
+            named = ((name, function.__globals__.get(name)) for name in function.__code__.co_names)
+            found |= {f"{name} of {file}": one for name, one in named if type(one) in (bool, int, float, str)}
+    return found | {"torch's default dtype": str(torch.get_default_dtype())}
 
 
 def start_worker(
@@ -133,23 +129,24 @@ def start_worker(
         parent: Process ID of the training if it forks workers, else 0.
         first: Workers of the groups before.
         started: When the group was started, of `time.perf_counter`.
-        expected: Globals of the training process that a worker must have, if it has imported their module.
+        expected: Globals of the training process that a worker which is not forked must have, too.
         worker_id: Its number in its group.
 
     Raises:
-        RuntimeError: A global differs: the training has set it since the import.
+        RuntimeError: A global differs.
     """
     report_unsent_data()
     if parent and os.getppid() != parent:  # it has ended meanwhile, and torch would wait for another parent
         os._exit(1)
-    for name, value in read_globals().items() if expected else ():
+    info = torch_worker.get_worker_info()
+    for name, value in read_globals(info.dataset).items() if expected and info is not None else ():
         if expected.get(name, value) != value:
-            raise RuntimeError(f"workers that are not forked do not see that the training has changed {name}")
+            raise RuntimeError(f"workers that are not forked have another {name} than the training")
     gc.freeze()
     if collects_garbage:
         gc.enable()
     _Clock.started = started
-    info, number = torch_worker.get_worker_info(), first + worker_id
+    number = first + worker_id
     if first and info is not None:  # the first group has torch's own ids
         torch_worker._worker_info = changed = copy.copy(info)
         object.__setattr__(changed, "id", number)

@@ -19,7 +19,8 @@ from autotune.request import WorkloadRequest
 FLAKY: Final[tuple[TrialStatus, ...]] = ("workload_failed", "crashed", "device_failed")  # a hang takes too long
 MIN_PROBABILITY: Final = 0.05  # of so few failures without workers; below it workers are the cause
 MAX_TRIALS_WITHOUT_WORKERS: Final = 4  # in a run, to find the cause
-ADVICE: Final[dict[TrialStatus, str]] = {  # if that of an error does not say more
+PICKLE_ADVICE: Final = "Workers that are not forked need a dataset and functions that can be imported by their names."
+ADVICE: Final[dict[TrialStatus, str]] = {
     "workload_failed": "The usual cause is a file or connection that workers share: open it in __getitem__.",
     "crashed": "The usual cause is native code that does not survive a fork: try --set multiprocessing_context=spawn.",
     "stalled": "The usual causes are a lock or threads across a fork: try --set multiprocessing_context=spawn.",
@@ -134,8 +135,7 @@ class FailureCheck:
             self._note(self._run_trial(without))
         if find_culprit(self.trials) == "workers":
             how = f"num_workers={config.dataloader.num_workers}: it {_shorten(failure)}"
-            of_error = failure.message.partition(". ")[2] if failure.status == "workload_failed" else ""
-            advice = of_error or ADVICE[failure.status]
+            advice = PICKLE_ADVICE if "pickle" in failure.message else ADVICE[failure.status]
             self.reason = f"num_workers > 0 fails ({how}); it works with num_workers=0. {advice}"
 
     def _find_flaw(self) -> Cause | None:
