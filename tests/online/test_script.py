@@ -182,6 +182,7 @@ def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
         (tmp_path / "train.py").write_text(dedent(code))
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [])
+        monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # torch.distributed replaces it
         monkeypatch.setattr(sys, "path", sys.path.copy())
         monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
         returncode: Any = 0
