@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 WARM_UP_STEPS: Final = 3
 START_SHARE: Final = 0.5  # of the trial's time, which the first round takes at most, unless workers are spawned
-MAX_FIRST_ROUND_SECONDS: Final = 15.0  # of them; above it, batches rather than starts take so long
+MAX_FIRST_ROUND_SECONDS: Final = 15.0  # the same; above it, batches rather than starts take so long
 
 
 class EpochRecorder:

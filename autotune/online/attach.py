@@ -33,16 +33,15 @@ def _iterate(loader: Any) -> Iterator[Any]:
     state: Autopilot | None = loader.autopilot_state
     is_nested = get_worker_info() is not None  # within a dataset, in a worker, which starts no workers
     is_nested |= state is not None and state.process != os.getpid()  # in a process that the script has forked
-    reason = ""
-    if state is None and not is_nested:
-        reason = explain_refusal(loader, cls) or make_state(loader)
+    reason = "" if state or is_nested else explain_refusal(loader, cls) or make_state(loader)
     if reason or is_nested:
         is_reported = CHOOSERS and cls.__iter__ is DataLoader.__iter__  # by `dltune run`
         if reason and not is_reported:
             loader.autopilot_options.show(f"not tuned: {reason}.")
         detach(loader)
         return iter(loader)
-    return loader.autopilot_state.start_epoch(loader)  # type: ignore[no-any-return]
+    made: Autopilot = loader.autopilot_state
+    return made.start_epoch(loader)
 
 
 @defer_signals()

@@ -198,7 +198,7 @@ class Controller:
             elif most > workers == max(one.workers for one in self.windows):
                 tries.append(WorkerSettings(min(most, math.ceil(1.3 * workers)), prefetch))
             tries += _list_between(workers, more, prefetch)
-        elif window.wait_share > MIN_WAIT_SHARE and busy <= IDLE_SHARE and basis != self.own:  # epochs end so soon
+        elif window.wait_share > MIN_WAIT_SHARE and busy <= IDLE_SHARE and basis != self.own:  # many start slowly
             tries += _list_between(less, workers, prefetch)
         are_crowded = window.busy_cpus > BUSY_CPU_SHARE * cpus and workers > cpus  # then the model cannot tell
         fewer = math.floor(workers / (1.5 if are_crowded else 1.25))

@@ -25,6 +25,7 @@ from multiprocessing.connection import _ConnectionBase
 from multiprocessing.managers import BaseProxy
 from multiprocessing.queues import Queue, SimpleQueue
 from multiprocessing.synchronize import SemLock
+from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ import torch
 from autotune.system.software import is_library
 
 MAX_OBJECTS: Final = 100_000  # of a dataset that are looked at: up to a second
+MAX_NESTED: Final = 10  # datasets, such as a Subset of a dataset
 MAX_ENTRIES: Final = 1000  # of a container
 CONTAINERS: Final[tuple[Any, ...]] = (dict, list, set, deque)  # that may grow
 _MADE_FOR_FORKS: Final = (logging.Logger, logging.Handler, BaseProxy, Queue, SimpleQueue)  # may share connections
@@ -102,6 +104,19 @@ def _list_named(function: FunctionType, codes: set[CodeType]) -> Iterator[Any]:
                 yield function.__globals__.get(one.argval)
             elif type(one.argval) is CodeType:
                 inner.append(one.argval)
+
+
+def read_globals(dataset: Any) -> dict[str, Any]:
+    """Return the numbers and texts, by file and name, that are globals which methods of the user's dataset name."""
+    found, nested = dict[str, Any](), [dataset]
+    while (inner := read_attributes(nested[-1]).get("dataset")) is not None and len(nested) < MAX_NESTED:
+        nested.append(inner)
+    members = (each for one in nested for base in type(one).__mro__ for each in list(vars(base).values()))
+    for function in filter(_is_own_function, members):
+        file = Path(function.__code__.co_filename).name
+        named = ((name, function.__globals__.get(name)) for name in function.__code__.co_names)
+        found |= {f"{name} of {file}": one for name, one in named if type(one) in (bool, int, float, str)}
+    return found | {"torch's default dtype": str(torch.get_default_dtype())}
 
 
 def read_attributes(one: Any) -> dict[str, Any]:

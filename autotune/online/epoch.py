@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from autotune.online.dataset_objects import read_globals
 from autotune.online.group import (
     HANG_SECONDS,
     ITERATORS,
@@ -39,7 +40,7 @@ from autotune.online.group import (
     wait_for_ending_workers,
 )
 from autotune.online.limits import WorkerLimits
-from autotune.online.worker import TimedIndices, WorkerCounters, describe_error, read_globals, start_worker
+from autotune.online.worker import TimedIndices, WorkerCounters, describe_error, start_worker
 from autotune.system.software import is_stdlib, read_start_method_in_force
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
 
 INSPECTED_BATCHES: Final = 3  # at the start of an epoch
 MAX_LEAD: Final = 200  # batches that other workers load while added ones start
-OUR_FOLDERS: Final = str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent) + os.sep
-FILES_INTERVAL: Final = 16  # batches, after which open files are counted
+LOADING_FOLDERS: Final = str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent) + os.sep
+FILES_INTERVAL: Final = 16  # batches, after which the limit of open files is checked
 POLL_SECONDS: Final = 1.0  # after which a dead worker is noticed
 
 
@@ -361,9 +362,8 @@ class Epoch:
         if workers:
             group.first_worker = 0 if group.is_own else self.started_workers
             parent = os.getpid() if find_start_method(given) == "fork" else 0
-            expected = (
-                {} if parent or self._own.workers else read_globals(given.dataset)
-            )  # a user's worker does not see them either
+            is_compared = not (parent or self._own.workers)  # the user's own workers may differ as well
+            expected = read_globals(given.dataset) if is_compared else {}
             begun = parent, group.first_worker, time.perf_counter(), expected
             start = partial(start_worker, given.worker_init_fn, collects_garbage, *begun)
             # Persistent, so that the end of the epoch does not wait for the workers to end.
@@ -395,7 +395,7 @@ def _sum_up(groups: Sequence[WorkerGroup]) -> WorkerSettings:
 def _is_of_workers(error: BaseException) -> bool:
     """Return whether workers caused an error; that of a signal handler of the script ends in its own code."""
     calls = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    last = [one for one in calls if is_stdlib(one.co_filename) or one.co_filename.startswith(OUR_FOLDERS)][-1]
+    last = [one for one in calls if is_stdlib(one.co_filename) or one.co_filename.startswith(LOADING_FOLDERS)][-1]
     is_unpickling = last.co_filename.endswith("queues.py") and last.co_name == "get"  # a class of the user's failed
     return isinstance(error, Exception) and (last is calls[-1] or is_unpickling)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 from contextlib import suppress
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from autotune.online.shared_state import SharedState
 from autotune.profiles.device_prefetch import find_tensors
 from autotune.profiles.load import MAX_FILES_PER_WORKER, RESERVED_FILES
 from autotune.profiles.schema import MAX_SEARCHED_WORKERS
-from autotune.system.machine import AvailableMemory, count_whole_cpus, read_machine, read_shm
+from autotune.system.machine import AvailableMemory, count_whole_cpus, read_machine, read_nofile_limit, read_shm
 from autotune.system.procfs import PROC, list_folder, list_used_segments, read_smaps
 from autotune.units import format_bytes, parse_budget
 
@@ -43,7 +42,6 @@ class WorkerLimits:
         self._max_memory, self._processes = max_memory, processes
         usual = max(MAX_SEARCHED_WORKERS, int(2 * self.cpus)) if are_forked else 2 * count_whole_cpus(self.cpus)
         self._most = usual if max_workers is None else max_workers
-        self._nofile = machine.nofile_limit
         self._memory = AvailableMemory()
         self._batch_bytes = self._batch_tensors = self._typical_bytes = 0
         self._worker_bytes = WORKER_BYTES if are_forked else max(WORKER_BYTES, read_smaps("self")["Anonymous"])
@@ -76,12 +74,12 @@ class WorkerLimits:
 
     def explain_open_files(self) -> str:
         """Return a reason if the training process can open few more files; takes a few microseconds."""
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # which the script may have raised
+        most = read_nofile_limit()
         try:
             os.close(lowest := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
             lowest = most if error.errno == errno.EMFILE else 0
-        if most < 0 or lowest < most - RESERVED_FILES // 2:
+        if lowest < most - RESERVED_FILES // 2:
             return ""
         return f"nearly all of {most} files are open: each tensor of a worker that the training keeps is one"
 
@@ -95,7 +93,7 @@ class WorkerLimits:
         workers = [one.pid for one in list_workers()]
         running, in_flight = len(workers), prefetch * self._batch_bytes
         tensors = prefetch * self._batch_tensors
-        files = self._nofile - len(list_folder(PROC / "self" / "fd")) - RESERVED_FILES - running * tensors
+        files = read_nofile_limit() - len(list_folder(PROC / "self" / "fd")) - RESERVED_FILES - running * tensors
         most = self._read_budget(running * self._typical_bytes) // (self._worker_bytes + in_flight)
         most = min(most, running + min(self._most - kept, files // (MAX_FILES_PER_WORKER + tensors)))
         if in_flight and self._fit_in_shm(in_flight, 0) < most:

@@ -205,6 +205,8 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_others: bool = False
 
 
 def _describe_change(state: Autopilot) -> str:
+    if state.facts.is_evaluation:
+        return ""
     now, own = state.controller.settings, state.controller.own
     takes, prefix = "DataLoader", ""
     others = "" if now.workers else " without settings of workers, such as persistent_workers"
@@ -214,4 +216,4 @@ def _describe_change(state: Autopilot) -> str:
     lines = [f"Use it: {takes}(..., {prefix}num_workers={now.workers}{prefetch}){others}"] if now != own else []
     if (share := state.start_share) > MIN_START_SHARE:
         lines.append(f"Add {prefix}persistent_workers=True: starting workers takes up to {share:.0%} of each epoch.")
-    return "" if state.facts.is_evaluation else "".join(f"\n        {one}" for one in lines)
+    return "".join(f"\n        {one}" for one in lines)

@@ -10,19 +10,15 @@ import pickle
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.sharedctypes import RawArray
-from pathlib import Path
-from types import FunctionType
 from typing import Any, Final
 
 import torch
 import torch.utils.data._utils.worker as torch_worker
 
-from autotune.online.dataset_objects import read_attributes
-from autotune.system.software import is_library
+from autotune.online.dataset_objects import read_globals
 from autotune.system.worker_errors import UNSENT, report_unsent_data
 
 MAX_WORKERS: Final = 1024  # of all groups of an epoch; later ones share the counters of earlier ones
-MAX_NESTED: Final = 10  # datasets, such as a Subset of a dataset
 _FIELDS: Final = 4  # batches, their seconds, their CPU seconds; seconds from the start to the first batch
 
 
@@ -97,26 +93,13 @@ def _receive(pickled: bytes) -> Any:
     return pickle.loads(pickled)  # noqa: S301  # by the training process
 
 
-def read_globals(dataset: Any) -> dict[str, Any]:
-    """Return the numbers and texts, by file and name, that are globals which methods of the user's dataset name."""
-    found, path = dict[str, Any](), [dataset]
-    while (inner := read_attributes(path[-1]).get("dataset")) is not None and len(path) < MAX_NESTED:
-        path.append(inner)
-    for function in (one for each in path for base in type(each).__mro__ for one in list(vars(base).values())):
-        if type(function) is FunctionType and not is_library(function.__code__.co_filename):
-            file = Path(function.__code__.co_filename).name
-            named = ((name, function.__globals__.get(name)) for name in function.__code__.co_names)
-            found |= {f"{name} of {file}": one for name, one in named if type(one) in (bool, int, float, str)}
-    return found | {"torch's default dtype": str(torch.get_default_dtype())}
-
-
 def start_worker(
     init: Callable[[int], Any] | None,
     collects_garbage: bool,
     parent: int,
     first: int,
     started: float,
-    expected: Mapping[str, str],
+    expected: Mapping[str, Any],
     worker_id: int,
 ) -> None:
     """Give a worker an id that is unique among all groups, then call the user's `worker_init_fn` with it.

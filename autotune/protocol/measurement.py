@@ -24,6 +24,10 @@ TrialStatus = Literal[
 StopReason = Literal["done", "precise", "pruned", "time"]
 
 CODE_FAILURES: Final[tuple[TrialStatus, ...]] = ("workload_failed", "crashed", "stalled")
+PICKLE_ADVICE: Final = (
+    "Objects for a spawned worker are pickled: use classes and functions that can be imported by their names, "
+    "or have the workers forked with --set multiprocessing_context=fork"
+)
 CLOCK_SECONDS: Final = 2e-6  # times of batches are rounded
 MIN_EPOCH_SECONDS: Final = 1e-9
 

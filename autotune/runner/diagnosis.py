@@ -17,7 +17,7 @@ from typing import Any, Final
 from autotune.errors import UsageError, WorkloadError
 from autotune.profiles.schema import Budgets
 from autotune.protocol.budgets import DEVICE_MEMORY
-from autotune.protocol.measurement import CODE_FAILURES, TrialResult, TrialStatus
+from autotune.protocol.measurement import CODE_FAILURES, PICKLE_ADVICE, TrialResult, TrialStatus
 from autotune.protocol.messages import FailureReport, Report, Stage, TrialReport, TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.hangs import FORKED_LOCK, HangReport
@@ -122,10 +122,7 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
         r"don't support automatic differentiation|non-leaf tensor which requires_grad": (
             "A worker cannot send a sample that needs a gradient: return sample.detach()"
         ),
-        rf"{_NO_PICKLE}|import of module .* failed": (
-            "Objects for a spawned worker are pickled: use classes and functions that can be imported by their names, "
-            "or have the workers forked with --set multiprocessing_context=fork"
-        ),
+        rf"{_NO_PICKLE}|import of module .* failed": PICKLE_ADVICE,
         r"daemonic processes are not allowed to have children": (
             "A worker must not start processes: start none in the dataset, or tune with --max-workers 0"
         ),

@@ -13,13 +13,12 @@ from typing import Final, Literal
 
 from autotune.config import DataLoaderSettings, LoaderConfig
 from autotune.errors import WorkloadError
-from autotune.protocol.measurement import CODE_FAILURES, TrialResult, TrialStatus
+from autotune.protocol.measurement import CODE_FAILURES, PICKLE_ADVICE, TrialResult, TrialStatus
 from autotune.request import WorkloadRequest
 
 FLAKY: Final[tuple[TrialStatus, ...]] = ("workload_failed", "crashed", "device_failed")  # a hang takes too long
 MIN_PROBABILITY: Final = 0.05  # of so few failures without workers; below it workers are the cause
 MAX_TRIALS_WITHOUT_WORKERS: Final = 4  # in a run, to find the cause
-PICKLE_ADVICE: Final = "Workers that are not forked need a dataset and functions that can be imported by their names."
 ADVICE: Final[dict[TrialStatus, str]] = {
     "workload_failed": "The usual cause is a file or connection that workers share: open it in __getitem__.",
     "crashed": "The usual cause is native code that does not survive a fork: try --set multiprocessing_context=spawn.",
@@ -135,7 +134,7 @@ class FailureCheck:
             self._note(self._run_trial(without))
         if find_culprit(self.trials) == "workers":
             how = f"num_workers={config.dataloader.num_workers}: it {_shorten(failure)}"
-            advice = PICKLE_ADVICE if "pickle" in failure.message else ADVICE[failure.status]
+            advice = f"{PICKLE_ADVICE}." if PICKLE_ADVICE in failure.message else ADVICE[failure.status]
             self.reason = f"num_workers > 0 fails ({how}); it works with num_workers=0. {advice}"
 
     def _find_flaw(self) -> Cause | None:

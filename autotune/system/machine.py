@@ -101,7 +101,7 @@ class MachineProfile:
 
 def read_machine(proc: Path = PROC, cgroup: Path = CGROUP, shm: Path = SHM) -> MachineProfile:
     """Read the limits of the machine and the container."""
-    (shm_size, shm_free), (nofile, _) = read_shm(shm), resource.getrlimit(resource.RLIMIT_NOFILE)
+    shm_size, shm_free = read_shm(shm)
     return MachineProfile(
         cpu=read_field(proc / "cpuinfo", "model name"),
         affinity_cpus=len(os.sched_getaffinity(0)),
@@ -111,8 +111,14 @@ def read_machine(proc: Path = PROC, cgroup: Path = CGROUP, shm: Path = SHM) -> M
         shm_limit_bytes=shm_size,
         shm_free_bytes=shm_free,
         shm_writable=os.access(shm, os.W_OK),
-        nofile_limit=1 << 20 if nofile == resource.RLIM_INFINITY else nofile,  # the kernel's default maximum
+        nofile_limit=read_nofile_limit(),
     )
+
+
+def read_nofile_limit() -> int:
+    """Return the soft limit of open files, which this process may change."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if limit == resource.RLIM_INFINITY else limit  # the kernel's default maximum
 
 
 def read_shm(shm: Path = SHM) -> tuple[int, int]:

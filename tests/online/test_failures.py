@@ -246,7 +246,7 @@ def test_a_training_that_keeps_tensors_of_workers_has_files_left_to_open(monkeyp
     os.close(lowest)
     epoch = make_epoch(DataLoader(Failing(0, list), 1), WorkerSettings(1, 2))
     most = lowest + RESERVED_FILES // 2 + 60
-    monkeypatch.setattr("autotune.online.limits.resource.getrlimit", lambda _: (most, most))
+    monkeypatch.setattr("autotune.online.limits.read_nofile_limit", lambda: most)
     kept = list(iterate(epoch))
     assert [int(index) for index, _ in kept] == list(range(120))
     assert "each tensor of a worker that the training keeps is one" in epoch.failure

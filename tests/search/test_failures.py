@@ -5,11 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from autotune.config import LoaderConfig
-from autotune.protocol.measurement import TrialResult, TrialStatus
+from autotune.protocol.measurement import PICKLE_ADVICE, TrialResult, TrialStatus
 from autotune.search.failures import (
     ADVICE,
     MAX_TRIALS_WITHOUT_WORKERS,
-    PICKLE_ADVICE,
     FailureCheck,
     cause_of,
     describe_failure,
@@ -79,7 +78,11 @@ def test_code_that_fails_with_one_worker_and_works_without_rules_workers_out(kin
 
 @pytest.mark.parametrize(
     ("error", "expected"),
-    [("PicklingError: Can't pickle a lambda", PICKLE_ADVICE), ("KeyError: 'St. Gallen'", ADVICE["workload_failed"])],
+    [
+        (f"PicklingError: Can't pickle a lambda. {PICKLE_ADVICE}.", f"{PICKLE_ADVICE}."),
+        ("UnpicklingError: pickle data was truncated.", ADVICE["workload_failed"]),  # of a file that workers share
+        ("KeyError: 'St. Gallen'.", ADVICE["workload_failed"]),
+    ],
 )
 def test_an_error_of_pickling_is_not_blamed_on_a_shared_file(error: str, expected: str) -> None:
     failure = fail(1, message=f"raised {error}")
