@@ -59,7 +59,8 @@ class HostStepTimer:
     """Times the steps of a device by the clock of the host, which waits at the end of each step."""
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
-        self._device, self._now, self._started, self._asked = device, now, now(), 0.0
+        self._device, self._now = device, now
+        self._started = self._asked = now()  # the first batch is requested with the start of its epoch
         self._moments: list[float] = []
         self.waits: list[float] = []  # for each batch, in seconds
 

@@ -226,7 +226,6 @@ class TrialRun:
         self._iterator = iter(self._loader)  # dropping it would stop the workers
         self._worker_pids.update(worker.pid or 0 for worker in list_workers(self._iterator))
         batches = self._iterator if self._copier is None else prefetch_batches(self._iterator, self._copier)
-        timer.ask()
         for self._batch in batches:  # as in training, a batch lives until the next one arrives
             timer.begin()
             samples = 0 if self._is_map else count_samples(self._batch, self._loader.batch_size or 1)
