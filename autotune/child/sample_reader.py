@@ -9,6 +9,7 @@ import linecache
 import pickle
 import pstats
 import random
+import statistics
 import sys
 import time
 from collections.abc import Collection
@@ -27,13 +28,16 @@ from autotune.protocol.workload_profile import CostlyLine
 from autotune.system.machine import read_memory_limit
 from autotune.system.procfs import PROC, read_numbers
 from autotune.system.software import is_library
-from autotune.units import format_bytes
+from autotune.units import format_bytes, format_seconds
 
 MAX_SECONDS: Final = 1.0
 BATCH: Final = 2  # samples
 MAX_COMPARED: Final = 64  # samples
 MIN_COMPARED: Final = 8
 SAMPLERS: Final = (type(None), RandomSampler, SequentialSampler, DistributedSampler)  # indices from 0 to the length
+CACHED_RATIO: Final = 3.0  # a first reading that takes longer was not cached, and later ones are
+MIN_CACHED_SECONDS: Final = 1e-3  # more than by the ratio: shorter readings vary by as much
+MIN_CACHED: Final = 4  # samples
 READINGS: Final = 3  # of each sample, which must agree
 MAX_CACHED_SHARE: Final = 0.8  # of memory that the files of an epoch may fill, to be cached in the next epoch
 MAX_STORAGE_SHARE: Final = 0.5  # of the bytes; with more, trials read from the storage as training does
@@ -89,6 +93,7 @@ class SampleReader:
         self._workload = workload
         self.digests: dict[int, str] = {}  # by index; empty if repeated readings differ, or samples have no index
         self.epoch_samples: int | None = None  # of an iterable dataset; None if an epoch takes long
+        self._cached = list[tuple[float, float]]()  # seconds of slow first readings, and of the last ones
         self._io: tuple[int, int] | None = None  # after the first samples, which may open files
         self.samples, self.read_bytes, self.storage_bytes = 0, 0, 0  # since then
 
@@ -121,12 +126,21 @@ class SampleReader:
         deadline = time.perf_counter() + MAX_SECONDS / READINGS
         indices = range(0, len(dataset), max(1, len(dataset) // MAX_COMPARED))[:MAX_COMPARED]
         hashed = HashedDataset(dataset, indices)
+
+        def read(index: int) -> tuple[str, float]:
+            started = time.perf_counter()
+            return hashed[index], time.perf_counter() - started
+
+        first = dict[int, tuple[str, float]]()
         for index in takewhile(lambda _: time.perf_counter() < deadline, indices):
-            self.digests[index] = hashed[index]
+            first[index] = read(index)
             self._note(1)
-        again = (hashed[index] == digest for _ in range(1, READINGS) for index, digest in self.digests.items())
-        if len(self.digests) < MIN_COMPARED or not all(again):
-            self.digests = {}
+        again = [{index: read(index) for index in first} for _ in range(1, READINGS)]
+        digests = {index: digest for index, (digest, _) in first.items()}
+        if len(digests) >= MIN_COMPARED and all(one[index][0] == digests[index] for one in again for index in one):
+            self.digests = digests
+        pairs = [(seconds, again[-1][index][1]) for index, (_, seconds) in first.items()]
+        self._cached = [(slow, fast) for slow, fast in pairs[1:] if slow > CACHED_RATIO * fast + MIN_CACHED_SECONDS]
 
     def _note(self, samples: int) -> None:
         counts = read_numbers(PROC / "self" / "io")
@@ -136,6 +150,17 @@ class SampleReader:
             return
         self.samples += samples
         self.read_bytes, self.storage_bytes = read_bytes - self._io[0], storage_bytes - self._io[1]
+
+    def describe_cache(self) -> str | None:
+        """Return a warning if samples are loaded faster when they are read again."""
+        if len(self._cached) < MIN_CACHED:
+            return None
+        first, again = (format_seconds(statistics.median(seconds)) for seconds in zip(*self._cached, strict=True))
+        return (
+            f"Samples took {first} when they were read first and {again} when they were read again: the dataset or the "
+            "system caches them. Trials mostly measure first readings: later epochs are faster, and may need fewer "
+            "workers. Each worker fills a cache of its own, which only persistent workers keep."
+        )
 
     def describe_storage(self) -> str | None:
         """Return a warning if samples came from the page cache, which cannot hold an epoch."""

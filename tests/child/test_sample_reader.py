@@ -243,3 +243,26 @@ def test_a_function_that_a_library_calls_does_not_count_for_its_caller() -> None
 @pytest.mark.parametrize("dataset", [Samples(fail), TensorDataset(torch.zeros(1_000_000, 8))])
 def test_libraries_and_datasets_that_fail_have_no_costly_functions(dataset: Dataset[Any]) -> None:
     assert find(dataset) == {}
+
+
+class Cached(Dataset[int]):
+    """Waits when a sample is read for the first time."""
+
+    def __init__(self, caches: bool) -> None:
+        self._read, self._caches = set[int](), caches
+
+    def __len__(self) -> int:
+        return 500
+
+    def __getitem__(self, index: int) -> int:
+        if index not in self._read:
+            time.sleep(5e-3)
+        if self._caches:
+            self._read.add(index)
+        return index
+
+
+@pytest.mark.parametrize("caches", [True, False])
+def test_samples_that_are_faster_when_they_are_read_again_are_reported(caches: bool) -> None:
+    found = read(Cached(caches)).describe_cache()
+    assert (found is not None and "the dataset or the system caches them" in found) == caches
