@@ -128,7 +128,10 @@ def find_bottleneck(
     if config.dataloader.num_workers == 0:
         return "step" if wait_share < 0.5 else ("cpu" if workload.cpu_share > 0.5 else "io")
     if max(training, waiting, computing) <= training:
-        return "epoch" if training < 2 * step else "transfer"
+        if training >= 2 * step:
+            return "transfer"
+        if count_epoch_batches(workload, size) is not None:
+            return "epoch"
     if computing < waiting:
         return "io" if workload.cpu_share < 0.5 else "cpu"
     return "transfer" if workload.transfer_cost.at(size) > load * workload.cpu_share else "cpu"

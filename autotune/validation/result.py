@@ -159,6 +159,11 @@ def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> I
     for one in (one for one in validation.measured if one.failures and validation.runs):
         tried, failed = len(one.rates) + len(one.failures), len(one.failures)
         yield f"{describe_config(one.config)}: {failed} of {tried} validation runs failed: it {one.failures[0].message}"
+    if runs.config.dataloader.num_workers > 1 and all(one.epoch_batches is None for one in runs.measurements):
+        yield (
+            "No run reached the end of an epoch, whose length is unknown: this is the throughput within an epoch. If "
+            "the data of one worker ends before that of another, training becomes slower from there."
+        )
     samples = plan.workload.samples or plan.workload.counted_samples or 0
     delivered = max((sum(rank.samples for rank in one.ranks) for one in runs.measurements), default=0)
     if samples and delivered > REPEATED_DATA_RATIO * samples:

@@ -98,6 +98,7 @@ NO_TRANSFER = make_cost(0.0)
         ("io", make_workload(cpu_share=0.02, load_cost=make_cost(5e-3)), make_config(0), 0.9),
         ("io", make_workload(cpu_share=0.02, load_cost=CHEAP, step_cost=SLOW_STEP), make_config(0), 0.9),
         ("epoch", make_workload(load_cost=CHEAP, step_cost=SLOW_STEP), make_config(4), 0.5),
+        ("cpu", make_workload(samples=None, step_cost=SLOW_STEP, transfer_cost=NO_TRANSFER), make_config(4), 0.5),
         ("copy", make_gpu_workload(step_cost=make_cost(0.0, 1e-3), transfer_cost=NO_TRANSFER), make_config(16), 0.0),
         ("step", make_gpu_workload(step_cost=make_cost(0.0, 1e-1), transfer_cost=NO_TRANSFER), make_config(16), 0.0),
         (

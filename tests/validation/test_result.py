@@ -157,6 +157,17 @@ def test_a_profile_warns_of_noise_failed_runs_and_repeated_data() -> None:
     assert "delivered 2,000 samples in an epoch of a dataset of 1,000" in warnings[2]
 
 
+@pytest.mark.parametrize(("workers", "ends"), [(4, False), (4, True), (1, False)])
+def test_a_profile_warns_if_no_run_of_several_workers_reached_the_end_of_an_epoch(workers: int, ends: bool) -> None:
+    config, measurement = make_config(workers), make_measurement_of(400.0)
+    best = CandidateRuns(config)
+    for number in (1, 2):
+        measurement = measurement.model_copy(update={"epoch_batches": 10 if ends else None})
+        best.add(number, TrialResult(status="completed", config=config, measurement=measurement), epochs=10)
+    warnings = build(make_record(make_result(config)), validation=make_validation(best)).result.warnings
+    assert any("No run reached the end of an epoch" in one for one in warnings) == (workers > 1 and not ends)
+
+
 def test_a_result_without_workers_says_that_shm_is_not_writable() -> None:
     request = make_request(fixed={"batch_size": 32})
     plan = make_plan(request, make_machine(shm_writable=False), IO_BOUND, make_limits())
