@@ -75,6 +75,15 @@ def paired_ratio(
     return math.exp(statistics.median(logs)), _log_interval(logs, math.sqrt(2) * PAIR_SPREAD, picked_of, others)
 
 
+def widen(interval: Interval | None, error: float) -> Interval | None:
+    """Add an independent relative error, the half-width of a 95% interval, to an interval if there is one."""
+    if interval is None:
+        return None
+    low, high = (math.log(end) for end in interval)
+    center, half = (low + high) / 2, math.hypot((high - low) / 2, math.log1p(error))
+    return math.exp(center - half), math.exp(center + half)
+
+
 def combine_ratio(
     ratio: float, interval: Interval, expected: float, error: float, picked_of: int = 1
 ) -> tuple[float, Interval]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Final
@@ -13,6 +14,7 @@ from autotune.protocol.statistics import throughput_ci95
 from autotune.protocol.throughput import estimate
 
 MAX_RUN_ERROR: Final = 0.15  # half-width of the interval of a run; one that is less precise does not show the machine
+MAX_SAMPLING_ERROR: Final = 1.0  # of a run; a factor of two, if so few batches do not even show their spread
 MAX_FAILURES: Final = 2  # of one configuration: the first failed run is repeated, the second rules it out
 MIN_WAITS: Final = 20  # batches; percentiles of fewer are unreliable
 
@@ -56,6 +58,13 @@ class CandidateRuns:
     def is_precise(self) -> bool:
         """Whether differences between its runs show the machine, not the few batches of a slow run."""
         return bool(self._errors) and statistics.median(self._errors) <= MAX_RUN_ERROR
+
+    @property
+    def sampling_error(self) -> float:
+        """Relative half-width of the 95% interval due to the few batches of slow runs; 0 if they are enough."""
+        if self.is_precise or not self._errors:
+            return 0.0
+        return min(MAX_SAMPLING_ERROR, statistics.median(self._errors)) / math.sqrt(len(self._errors))
 
     @property
     def wait_share(self) -> float:

@@ -116,7 +116,7 @@ def _plan_next_run(
     is_scattered = runs < MAX_SCATTERED_RUNS and max(rates) > MAX_RUN_SPREAD * min(rates)
     near = [one for one in (baseline, *needed) if one.rate >= NEAR_LEADER_RATIO * leader.rate]
     may_rest = baseline.rate > 0 and len(baseline.rates) == 1 and best.rate > FAR_AHEAD_SPEEDUP * baseline.rate
-    is_far_behind = may_rest and comparison.is_faster(best, baseline)
+    is_far_behind = may_rest and baseline.is_precise and comparison.is_faster(best, baseline)
     active = list[CandidateRuns]()
     if runs < MIN_RUNS:
         active = candidates if is_far_behind else [baseline, *candidates]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -295,6 +296,40 @@ def test_a_baseline_that_is_far_behind_is_measured_again_if_the_runs_of_the_fast
     found, _ = validate_with(lambda config, number: rates[config][min(number, len(rates[config]) - 1)])
     assert len(found.baseline.rates) > 1
     assert found.comparison.is_faster(found.candidates[0], found.baseline)
+
+
+def measure_slowly(config: LoaderConfig, batches: int) -> TrialResult:
+    """Measure a few slow batches of a long epoch."""
+    trace = make_trace([4.0] * batches + [1.0] * batches, closed_after=2 * batches)
+    measurement = make_measurement(trace, epoch_batches=10_000)
+    return TrialResult(status="completed", config=config, measurement=measurement)
+
+
+def test_a_baseline_that_is_far_behind_is_measured_again_if_its_run_had_a_few_slow_batches() -> None:
+    asked: list[LoaderConfig] = []
+
+    def run_trial(request: TrialRequest) -> TrialResult:
+        asked.append(request.config)
+        is_slow = request.config == PLAN.baseline
+        return measure_slowly(request.config, 8) if is_slow else make_result(request.config, 100.0)
+
+    validate(PLAN, lambda: [FEW, MANY], run_trial, ProgressListener())
+    assert asked.count(PLAN.baseline) == 2
+
+
+def test_the_sampling_error_of_slow_runs_falls_with_their_number_and_is_at_most_a_factor_of_two() -> None:
+    runs = CandidateRuns(FEW)
+    assert runs.sampling_error == 0.0
+    runs.add(1, measure_slowly(FEW, 8), epochs=10)
+    alone = runs.sampling_error
+    runs.add(2, measure_slowly(FEW, 8), epochs=10)
+    assert 0.15 < alone == pytest.approx(runs.sampling_error * math.sqrt(2))
+    few = CandidateRuns(FEW)
+    trace = make_trace([1.0, 2.0], closed_after=2)
+    measurement = make_measurement(trace, epoch_batches=None)
+    few.add(1, TrialResult(status="completed", config=FEW, measurement=measurement), epochs=10)
+    assert few.sampling_error == 1.0
+    assert make_runs({1: 100.0}).sampling_error == 0.0
 
 
 def test_the_interval_of_a_ratio_to_one_run_is_wide_and_shows_how_much_other_runs_vary() -> None:
