@@ -100,7 +100,7 @@ lint: $(READY) ## Check style
 types: $(READY) ## Check types
 	$(BIN)/mypy
 
-dist: ## Build sdist and wheel, and try both in fresh environments
+dist: ## Build sdist and wheel, and try the wheel in a fresh environment
 	PYTHON=$(PYTHON) .ci/dist
 
 check: lint types test-all test-lowest docs dist ## Everything that CI runs
