@@ -128,10 +128,13 @@ class Supervisor:
         """Import libraries; return False if that failed, or has disturbed this process."""
         if not self._can_fork:
             return True
+        from autotune.child.custom_loaders import record_call, replace_new
+
         os.environ |= environment
         try:
-            for name in modules:
-                importlib.import_module(name)
+            with replace_new(record_call):  # a module of the user's may be installed, and make its loader
+                for name in modules:
+                    importlib.import_module(name)
         except Exception:  # it depends on the folder, or on what the user's code did before
             return False
         gc.freeze()

@@ -116,6 +116,18 @@ def test_a_library_is_imported_with_the_variables_that_the_users_code_has_set(ad
         assert client.supervisor_pid == before
 
 
+MAKES_LOADER = """from tests.custom_loaders import Doubling, Numbers
+loader = Doubling(Numbers(), batch_size=8)
+"""
+
+
+def test_a_loader_that_an_imported_library_made_is_rebuilt_by_its_constructor(add_module: AddModule) -> None:
+    add_module("makes_loader", MAKES_LOADER)
+    with SupervisorClient() as client, open_runner("", supervisor=client, dataset="makes_loader:loader") as runner:
+        client.import_once(["makes_loader"])
+        assert run_fresh(runner).status == "completed"
+
+
 class NotesEnvironment(SupervisorClient):
     def import_once(self, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self.noted = dict(environment or {})
