@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice, pairwise
@@ -235,7 +236,9 @@ def has_equal_batches(batches: Sequence[list[torch.Tensor]]) -> bool:
     if len(batches) < COMPARED_BATCHES:
         return False
     first, second, third, fourth = batches
-    return are_equal(first, second) and are_equal(third, fourth) and not are_equal(first, third)
+    with suppress(Exception):  # sparse and nested tensors cannot be compared
+        return are_equal(first, second) and are_equal(third, fourth) and not are_equal(first, third)
+    return False
 
 
 def count_copied_bytes(sizes: Iterable[Mapping[str, int]]) -> int:

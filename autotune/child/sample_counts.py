@@ -25,7 +25,7 @@ def count_samples(batch: Any, expected: int) -> int:
     If any tensor or list has the expected length, that is it: others may hold something else, such as boxes or images.
     A short batch that has lists is as long as the longest part below that. `expected` is at most 1 if it is unknown.
     """
-    lengths = [int(tensor.shape[0]) for tensor in find_tensors(batch) if tensor.dim()]
+    lengths = [tensor.size(0) for tensor in find_tensors(batch) if tensor.dim()]
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
     columns = parts if isinstance(parts, list | tuple) else [parts]
     arrays = [one for one in columns if _is_array(one)]

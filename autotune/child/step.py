@@ -59,7 +59,8 @@ class BuiltInStep:
     def __call__(self, batch: Any) -> None:
         """Train on the tensors of one batch."""
         dense = (one for one in find_tensors(batch) if one.layout is torch.strided and not one.is_nested)
-        tensors = [_select_features(one.to(self._device, non_blocking=True)) for one in dense if one.numel()]
+        plain = (one for one in dense if one.numel() and not one.is_quantized)
+        tensors = [_select_features(one.to(self._device, non_blocking=True)) for one in plain]
         if tensors:
             self._optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(sum(self._layer(tensor).square().mean() for tensor in tensors))

@@ -143,6 +143,16 @@ def test_equal_batches_of_two_workers_show_duplicates_in_an_epoch_too_long_to_be
     assert check_workers(workload, make_workload(kind="iterable"), {}).workers_duplicate_data
 
 
+def make_sparse(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(samples).to_sparse()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_batches_that_torch_cannot_compare_show_no_duplicates() -> None:
+    workload = LoadedWorkload(parts=Workload(dataset=Stream(sharded=False), collate_fn=make_sparse))
+    assert not check_workers(workload, make_workload(kind="iterable"), {}).workers_duplicate_data
+
+
 class DrawsAnEpoch(IterableDataset[torch.Tensor]):
     """Draws the samples of an epoch in every worker, as WebDataset's resampled shards do."""
 

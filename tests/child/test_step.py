@@ -77,3 +77,8 @@ def test_the_built_in_step_trains_on_any_batch(batch: object, default: torch.dty
             step(one)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_the_built_in_step_leaves_quantized_tensors_out() -> None:
+    BuiltInStep(CPU)([torch.quantize_per_tensor(torch.ones(4, 3), 0.1, 0, torch.qint8), torch.ones(4, 3)])
