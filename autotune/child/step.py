@@ -56,6 +56,7 @@ class BuiltInStep:
         self._device, self._layer = device, nn.Linear(FEATURES, HIDDEN).to(device)
         self._optimizer = torch.optim.SGD(self._layer.parameters(), lr=1e-6)
 
+    @torch.enable_grad()  # a module of the user's may have disabled it
     def __call__(self, batch: Any) -> None:
         """Train on the tensors of one batch."""
         dense = (one for one in find_tensors(batch) if one.layout is torch.strided and not one.is_nested)

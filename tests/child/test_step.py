@@ -82,3 +82,8 @@ def test_the_built_in_step_trains_on_any_batch(batch: object, default: torch.dty
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_the_built_in_step_leaves_quantized_tensors_out() -> None:
     BuiltInStep(CPU)([torch.quantize_per_tensor(torch.ones(4, 3), 0.1, 0, torch.qint8), torch.ones(4, 3)])
+
+
+@torch.no_grad()
+def test_the_built_in_step_trains_though_the_users_module_has_disabled_gradients() -> None:
+    BuiltInStep(CPU)(torch.ones(4, 3))
