@@ -19,7 +19,7 @@ from typing import Any, Final
 from torch.utils.data import IterableDataset, default_collate
 
 from autotune.child.data_checks import check_workers, record_batch, watch_worker
-from autotune.child.errors import shut_down_workers
+from autotune.child.errors import make_printable, shut_down_workers
 from autotune.child.loader import build_plain_loader
 from autotune.child.probe import CHECKED_BATCH, MAX_CHECKED_SECONDS, SMALL_BATCH_DIVISOR, OnPhase
 from autotune.child.sample_counts import check_batches
@@ -63,8 +63,8 @@ class SharedWatch:
         """Look for what workers have used."""
         for one, at in _read_positions().items():
             if one not in self._ignored and self._positions.get(one, at) != at:
-                is_file = one[1].startswith("/")
-                self.found = self.found or f"the {'position of' if is_file else 'connection to'} {one[1]}"
+                use = "position of" if one[1].startswith("/") else "connection to"
+                self.found = self.found or f"the {use} {make_printable(one[1])}"
 
 
 def _read_positions() -> dict[tuple[str, str], int]:

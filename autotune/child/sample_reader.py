@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Dataset, DistributedSampler, RandomSampler, SequentialSampler
 
 from autotune.child.device import single_thread
-from autotune.child.errors import FETCH_FILE
+from autotune.child.errors import FETCH_FILE, make_printable
 from autotune.child.loader import build_plain_loader
 from autotune.child.sample_counts import count_samples
 from autotune.child.workload import LoadedWorkload, find_datasets
@@ -232,6 +232,6 @@ def find_costly_lines(workload: LoadedWorkload) -> tuple[CostlyLine, ...]:
     shares = {one: min(1.0, (totals[one] - measure(one)) / loading) for one in totals if not is_foreign(one)}
     ranked = sorted(((share, *one) for one, share in shares.items() if share >= 0.05), reverse=True)
     return tuple(
-        CostlyLine(file=file, line=line, source=linecache.getline(file, line).strip(), share=share)
+        CostlyLine(file=make_printable(file), line=line, source=linecache.getline(file, line).strip(), share=share)
         for share, file, line, _ in ranked[:5]
     )

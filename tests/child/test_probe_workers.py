@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,6 +184,16 @@ def test_a_file_whose_position_workers_share_is_named(is_open: bool, is_deleted:
     if is_open:
         assert dataset._file is not None
         dataset._file.close()
+
+
+def test_a_shared_file_whose_name_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9")
+    path.write_bytes(bytes(range(64)))
+    found, _ = complete(load(dataset := Records(path, is_open=True)), notes=())
+    assert found.shared_by_workers == rf"the position of {tmp_path}/caf\udce9"
+    assert found.model_dump_json()
+    assert dataset._file is not None
+    dataset._file.close()
 
 
 class Remote(Dataset[int]):

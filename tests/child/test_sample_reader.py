@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -238,6 +239,12 @@ def test_a_function_that_a_library_calls_does_not_count_for_its_caller() -> None
     shares = find(CallsThroughALibrary())
     assert list(shares) == ["wait"]
     assert shares["wait"] > 0.8
+
+
+def test_a_costly_function_may_be_in_a_folder_whose_name_is_not_utf_8() -> None:
+    names: dict[str, Any] = {}
+    exec(compile("def wait(index): return sum(range(100_000))", os.fsdecode(b"/caf\xe9/data.py"), "exec"), names)
+    assert [one.file for one in find_costly_lines(load(Samples(names["wait"])))] == [r"/caf\udce9/data.py"]
 
 
 @pytest.mark.parametrize("dataset", [Samples(fail), TensorDataset(torch.zeros(1_000_000, 8))])
