@@ -98,7 +98,7 @@ class ProbeReport(FrozenModel):
     profile: WorkloadProfile
     digests: dict[Count, LongText] = Field(default_factory=dict)
     libraries: tuple[str, ...] = ()
-    environment: dict[str, LongText] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
 
 
 class TrialReport(FrozenModel):

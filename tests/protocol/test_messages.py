@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from autotune.config import MAX_TEXT_LENGTH
 from autotune.protocol import messages
 from autotune.protocol.measurement import Measurement
-from autotune.protocol.messages import Channel, ChannelClosedError, FailureReport
-from tests.builders import make_trace
+from autotune.protocol.messages import Channel, ChannelClosedError, FailureReport, ProbeReport
+from tests.builders import make_trace, make_workload
 
 HALF_A_MESSAGE = struct.pack("!i", 100) + b"half of a mess"
 
@@ -119,3 +119,8 @@ def test_a_long_text_is_cut_in_the_middle_and_a_traceback_is_kept_whole() -> Non
     assert long.error.endswith("end")
     assert "980,008 characters omitted" in long.error
     assert long.details == "x" * MAX_TEXT_LENGTH
+
+
+def test_a_long_variable_of_the_environment_is_kept_whole() -> None:
+    environment = {"CONFIG": "x" * (MAX_TEXT_LENGTH + 1)}
+    assert ProbeReport(profile=make_workload(), environment=environment).environment == environment
