@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Literal, cast, get_args
 
+from pydantic import ValidationError
 from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -40,7 +41,7 @@ from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, S
 from autotune.errors import UsageError
 from autotune.profiles.loaders import WITHOUT_WORKERS, list_parameters, takes
 from autotune.profiles.schema import Preparer
-from autotune.request import Workload, WorkloadRequest, split_import_string
+from autotune.request import Workload, WorkloadRequest, explain_invalid, split_import_string
 from autotune.settings import SETTINGS, SettingName, config_from_values
 from autotune.system.procfs import read_smaps
 
@@ -408,7 +409,13 @@ def _take_apart(loader: DataLoader[Any], *, is_prepared: bool = False) -> tuple[
     )
     values = {name: getattr(loader, name) for name in DataLoaderSettings.model_fields}
     values["batch_size"] = given.batch_size
+    values |= {name: bool(values[name]) for name in ("pin_memory", "persistent_workers", "in_order")}  # None is False
     values |= {} if loader.num_workers else WITHOUT_WORKERS
+    try:
+        settings = DataLoaderSettings(**values)
+    except ValidationError as error:
+        path, reason = explain_invalid(error)
+        raise UsageError(f"The DataLoader's {'.'.join(path)}: {reason}. Construct it with another value.") from None
     strategy = cast("SharingStrategy", get_sharing_strategy())
     process = ProcessSettings(sharing_strategy=strategy, multiprocessing_context=method)
-    return parts, LoaderConfig(dataloader=DataLoaderSettings(**values), process=process)
+    return parts, LoaderConfig(dataloader=settings, process=process)

@@ -74,6 +74,19 @@ def test_a_batch_sampler_that_the_user_gave_a_loader_is_kept() -> None:
         assert len(list(build_loader(workload, make_config(0, batch_size=None)))) == 2
 
 
+def test_switches_of_a_loader_that_are_none_are_false_as_in_torch() -> None:
+    unset: dict[str, Any] = {"pin_memory": None, "persistent_workers": None, "in_order": None}
+    baseline = wrap_dataset(DataLoader(TensorDataset(torch.zeros(3)), num_workers=1, **unset), "data:make").baseline
+    assert baseline is not None
+    settings = baseline.dataloader
+    assert (settings.pin_memory, settings.persistent_workers, settings.in_order) == (False, False, False)
+
+
+def test_a_setting_of_a_loader_that_is_too_large_is_refused_with_its_limit() -> None:
+    with pytest.raises(UsageError, match=r"The DataLoader's batch_size: .* 2147483647, not 2147483648\. Construct it"):
+        wrap_dataset(DataLoader(TensorDataset(torch.zeros(3)), batch_size=2**31), "data:make")
+
+
 def test_a_loader_that_the_autopilot_tunes_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a loader that autotune\.autopilot tunes: return the loader itself"):
         wrap_dataset(autopilot(DataLoader(TensorDataset(torch.zeros(3)))), "data:make")
