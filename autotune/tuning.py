@@ -144,6 +144,7 @@ def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest
         if error.errors()[0]["type"] == "extra_forbidden":
             hints = {name: name for name in (*TuningRequest.model_fields, *WorkloadRequest.model_fields)}
             hints |= {name: f"fixed={{{name!r}: VALUE}}" for name in SETTINGS}
+            hints |= {f"{one}_time": f"{one}_seconds" for one in ("step", "trial", "stall")}  # options of the command
             similar = difflib.get_close_matches(path[-1], hints.keys() - {"workload", "dataset"}, n=1)
             hint = hints[similar[0]] if similar else ""
             reason = f"there is no such option{hint and f' (is it {hint}?)'}"

@@ -42,9 +42,10 @@ def test_options_are_fields_of_the_request_or_of_its_workload() -> None:
     ("options", "words"),
     [
         ({"trails": 3}, r"trails=\.\.\.\): there is no"),
+        ({"step_time": 0.1}, r"step_time=\.\.\.\): .* \(is it step_seconds\?\)"),
         ({"trials": -1}, r"trials=\.\.\.\): .* greater than or equal to 1, not -1"),
-        ({"fixed": {"workers": 3}}, r"fixed\.workers=\.\.\.\): Input should be 'batch_size', .*, not 'workers'"),
-        ({"fixed": {"batch_size": [8]}}, r"fixed\.batch_size=\.\.\.\): Input should be"),
+        ({"fixed": {"workers": 3}}, r"fixed\.workers=\.\.\.\): it must be 'batch_size', .*, not 'workers'"),
+        ({"fixed": {"batch_size": [8]}}, r"fixed\.batch_size=\.\.\.\): it must be"),
         ({"search": {"num_workers": "0:4"}}, r"search\.num_workers=\.\.\.\): .* ValueRange, not '0:4'"),
     ],
 )

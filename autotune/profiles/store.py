@@ -47,7 +47,7 @@ def read_file(path: Path) -> TunedFile:
     if "schema_version" in kinds or unknown:
         problem = f"has the unknown field {unknown[-1]}" if unknown else "is not of schema version 1"
         raise ProfileError(f"{path} {problem}: another version of dltune, or another program, wrote it.")
-    reason = f"{list(kinds)[-1]}: {problems[0]['msg']}".removeprefix(": ")
+    reason = f"{list(kinds)[-1]}: {problems[0]['msg']}".removeprefix(": ").replace("Input should", "it must")
     raise ProfileError(f"{path} is not a tuned file: {reason}. Choose another file, or remove this one.")
 
 

@@ -14,7 +14,7 @@ from autotune.config import LoaderConfig, StartMethod
 from autotune.errors import NoFeasibleConfigError, UsageError
 from autotune.profiles.schema import Budgets
 from autotune.protocol.workload_profile import WorkloadProfile
-from autotune.request import TuningRequest, ValueRange, Values
+from autotune.request import TuningRequest, ValueRange, Values, explain_invalid
 from autotune.search.cost_model import is_limited_by_cpus, max_useful_workers
 from autotune.settings import SETTINGS, Choice, config_from_values, setting_values
 from autotune.system.machine import MachineProfile
@@ -155,8 +155,7 @@ def _restrict(name: str, choices: tuple[Any, ...], values: Values) -> tuple[Any,
     try:
         wanted = set(map(setting.check, wanted))
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        raise UsageError(f"{name}={problem['input']} is not possible: {problem['msg']}.") from None
+        raise UsageError(f"{name}={error.errors()[0]['input']} is not possible: {explain_invalid(error)[1]}.") from None
     if setting.choices == (False, True) and True in wanted and choices == (False,):
         raise UsageError(f"{name}=true has no effect on this device or these samples; leave it out.")
     if not wanted:

@@ -88,7 +88,7 @@ def test_a_value_is_fixed_and_a_list_is_searched(
         (("--step", "train.make_step"), "Is it train:make_step, or train.make_step:make_step?"),
         (("--step", "train"), "Is the attribute missing, as in train:make_step?"),
         (("--set", "sharing_strategy=pigeon"), "sharing_strategy='pigeon' is not possible"),
-        (("--set", "multiprocessing_context=thread"), "--set multiprocessing_context: Input should be 'fork'"),
+        (("--set", "multiprocessing_context=thread"), "--set multiprocessing_context: it must be 'fork'"),
         (("--set", "in_order=true", "--search", "in_order=true,false"), "in_order is both set and searched"),
         (("--search", "num_workers=9:3"), "--search num_workers: the lower end 9 is above the upper end 3"),
         (("--search", "num_workers=-1:3"), "is not of the form num_workers=0:16"),
@@ -102,15 +102,15 @@ def test_a_value_is_fixed_and_a_list_is_searched(
         ),
         (("--arg", "flip=False"), "true, false or null"),
         (("--nproc-per-node", "many"), "neither a number of processes nor auto"),
-        (("--nproc-per-node", "0"), "--nproc-per-node: Input should be greater than or equal to 1"),
-        (("--trials", "0"), "--trials: Input should be greater than or equal to 1"),
-        (("--timeout", "1000000000000s"), "--timeout: Input should be less than or equal to"),
+        (("--nproc-per-node", "0"), "--nproc-per-node: it must be greater than or equal to 1"),
+        (("--trials", "0"), "--trials: it must be greater than or equal to 1"),
+        (("--timeout", "1000000000000s"), "--timeout: it must be less than or equal to"),
         (("--step", "pkg:step", "--step-time", "5ms"), "exclude each other"),
         (("--profile", ""), "--profile: String should have at least 1 character"),
         (("--arg", "root"), "KEY=VALUE"),
         (("--arg", "x=NaN"), "--arg: the values must be representable in JSON"),
         (("--arg", "root=\udcff"), "representable in JSON"),
-        (("--seed", "4294967296"), "--seed: Input should be less than 4294967296"),
+        (("--seed", "4294967296"), "--seed: it must be less than 4294967296"),
         (("--loader", "pkg:make_loader"), "either --dataset or --loader"),
     ],
 )
@@ -133,14 +133,14 @@ def test_any_text_is_parsed_or_rejected_by_a_usage_error(name: str, text: str) -
 @pytest.mark.parametrize("target", ["pkg.data:make", "data/train.py:make"])
 def test_a_target_is_short_for_a_dataset(target: str) -> None:
     result = invoke(target, "--trials", "-1")  # rejected after the target was accepted
-    assert "--trials: Input" in result.stderr
+    assert "--trials: it must" in result.stderr
 
 
 def test_a_target_excludes_a_dataset_on_the_command_line_only() -> None:
     assert "Pass either pkg:make or" in invoke("pkg:make", "--dataset", "pkg:other").stderr
     separated = invoke("--dataset", "pkg:make", "--batch-size", "16", "32").stderr
     assert "32 is no TARGET: separate values by commas, as in --batch-size 16,32." in separated
-    assert "--trials: Input" in invoke("pkg:make", "--trials", "-1", DLTUNE_DATASET="pkg:other").stderr
+    assert "--trials: it must" in invoke("pkg:make", "--trials", "-1", DLTUNE_DATASET="pkg:other").stderr
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_target_excludes_a_dataset_on_the_command_line_only() -> None:
 def test_an_option_takes_precedence_over_the_variable_of_its_alternative(
     arguments: list[str], variables: dict[str, str]
 ) -> None:
-    assert "--trials: Input" in invoke(*arguments, "--trials", "-1", **variables).stderr
+    assert "--trials: it must" in invoke(*arguments, "--trials", "-1", **variables).stderr
 
 
 def test_a_script_alone_is_answered_with_the_form_that_works() -> None:

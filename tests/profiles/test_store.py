@@ -242,7 +242,7 @@ def test_merging_joins_machines_and_keeps_the_newest_validated_profile_in_use() 
         ({"schema_version": 2}, "is not of schema version 1: another version of dltune"),
         ({"written_by": "dltune 9"}, "has the unknown field written_by"),
         ({"line\nbreak": 1}, r"has the unknown field line\\nbreak"),
-        ({"profiles": 3}, "is not a tuned file: profiles: "),
+        ({"profiles": 3}, "is not a tuned file: profiles: it must be a valid array"),
     ],
 )
 def test_a_file_of_another_version_is_rejected_in_one_sentence(
