@@ -116,19 +116,19 @@ def rebuild_by_constructor(
     cls, methods = type(made), list_overrides(type(made))
     if not methods:
         return None
-    name = f"{cls.__module__}.{cls.__qualname__}"
+    name, found = f"{cls.__module__}.{cls.__qualname__}", f"{source} returned {describe(made)}"
     if hasattr(cls, "autopilot_options"):
         raise UsageError(f"{source} returned a loader that autotune.autopilot tunes: return the loader itself.")
     arguments = _find_arguments(made)
     if arguments is None:
         raise UsageError(
-            f"{source} returned a {name}, which overrides {', '.join(methods)}, and dltune did not see its constructor "
+            f"{found}, which overrides {', '.join(methods)}, and dltune did not see its constructor "
             f"call. Return the loader as its class makes it, or {REMEDY}."
         )
     is_settable = {one: accepts(cls, one) for one in SETTABLE}
     if not is_settable["num_workers"]:
         raise UsageError(
-            f"{source} returned a {name}, whose __init__ does not accept num_workers. Let it accept the settings of "
+            f"{found}, whose __init__ does not accept num_workers. Let it accept the settings of "
             f"DataLoader, or **kwargs, and pass them on to DataLoader; or {REMEDY}."
         )
     is_settable["batch_size"] |= baseline.dataloader.batch_size is None  # a batch sampler sets it
@@ -197,5 +197,5 @@ def read_setting(loader: DataLoader[Any], name: SettingName) -> Any:
 def describe(made: Any) -> str:
     """Name the type of an object, as in `a datasets.Dataset`."""
     cls = type(made)
-    module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
-    return "None" if made is None else f"a {module}{cls.__qualname__}"
+    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    return "None" if made is None else f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from autotune.child.custom_loaders import describe
 from autotune.child.device import SimulatedStep
 from autotune.child.workload import import_attribute
 from autotune.errors import UsageError
@@ -26,7 +27,7 @@ def make_step(request: WorkloadRequest, device: torch.device, folder: Path) -> S
     if request.step is not None:
         step = _call_factory(import_attribute(request.step, folder), device)
         if not callable(step):
-            raise UsageError(f"--step {request.step}: it returned a {type(step).__name__}, not a function step(batch).")
+            raise UsageError(f"--step {request.step}: it returned {describe(step)}, not a function step(batch).")
         return step
     if request.step_seconds is None:
         return BuiltInStep(device)

@@ -298,7 +298,7 @@ def wrap_dataset(made: Any, source: str, ends: bool | None = None) -> LoadedWork
     note: str | None = None
     prepared_by: Preparer | None = None
     while isinstance(inner := vars(made).get("base_dataloader"), DataLoader):  # of accelerate's DataLoaderShard
-        outer = describe(made).removeprefix("a ")
+        outer = describe(made).partition(" ")[2]
         made, note = inner, note or f"Trials measure the DataLoader inside {outer}, which starts the workers and loads."
         prepared_by = "transformers" if "transformers.trainer" in sys.modules else "accelerate"
     parts, baseline = _take_apart(made, is_prepared=prepared_by is not None)

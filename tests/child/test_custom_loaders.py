@@ -285,9 +285,9 @@ def test_a_function_sets_the_size_of_batches_that_its_dataset_makes() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("make_nothing", {}, r"make_nothing returned a int\. Return one loader"),
+        ("make_nothing", {}, r"make_nothing returned an int\. Return one loader"),
         ("make_fixed", {}, r"make_fixed: it takes none of the settings .* --dataset tests\.custom_loaders:make_fixed"),
-        ("SAMPLES", {}, r"--loader tests\.custom_loaders:SAMPLES: a int, not a function"),
+        ("SAMPLES", {}, r"--loader tests\.custom_loaders:SAMPLES: an int, not a function"),
         ("Batches", {"batch": 3}, r"unexpected keyword argument 'batch'.* arguments are batch_size, batches:"),
         ("make", {}, r"missing a required argument: 'kind'.*--arg NAME=VALUE"),
     ],

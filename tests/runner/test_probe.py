@@ -135,7 +135,7 @@ def test_a_factory_that_fails_is_reported_as_the_users_error(factory: str, kind:
     [
         ("make_raising_step", "tests.misbehaving:make_raising_step failed: RuntimeError: no checkpoint found"),
         ("make_step_that_fails", "The training step (tests.misbehaving:make_step_that_fails) failed on a batch"),
-        ("make_no_step", "returned a int, not a function step(batch)"),
+        ("make_no_step", "returned an int, not a function step(batch)"),
     ],
 )
 def test_a_step_that_fails_is_distinguished_from_the_data(step: str, words: str) -> None:
