@@ -336,14 +336,20 @@ def _check_dataset(parts: Workload, source: str) -> None:
         raise UsageError(f"{found} of length 0: there is nothing to load.")
 
 
-def find_datasets(dataset: Any, path: str = "dataset", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield a dataset and those within it, each with its path."""
+def find_datasets(
+    dataset: Any, path: str = "dataset", depth: int = 0, seen: set[int] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield a dataset and those within it, each once, with its path."""
+    seen = set() if seen is None else seen
+    if id(dataset) in seen:  # one may hold itself
+        return
+    seen.add(id(dataset))
     yield path, dataset
-    held = getattr(dataset, "__dict__", {}) if depth < 4 else {}  # one may hold itself
+    held = getattr(dataset, "__dict__", {}) if depth < 4 else {}
     if "dataset" in held:
-        yield from find_datasets(held["dataset"], f"{path}.dataset", depth + 1)
+        yield from find_datasets(held["dataset"], f"{path}.dataset", depth + 1, seen)
     for index, one in enumerate(held["datasets"] if isinstance(held.get("datasets"), list | tuple) else ()):
-        yield from find_datasets(one, f"{path}.datasets[{index}]", depth + 1)
+        yield from find_datasets(one, f"{path}.datasets[{index}]", depth + 1, seen)
 
 
 def _only_iterates(entry: Any) -> bool:

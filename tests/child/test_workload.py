@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from autotune.child.custom_loaders import record_call, replace_new
 from autotune.child.loader import StoppableSampler, build_loader
 from autotune.child.stopping_rule import align_to_workers
-from autotune.child.workload import LoadedWorkload, load_workload, wrap_dataset
+from autotune.child.workload import LoadedWorkload, find_datasets, load_workload, wrap_dataset
 from autotune.errors import UsageError
 from autotune.online.attach import autopilot
 from autotune.request import Workload, WorkloadRequest
@@ -90,6 +90,13 @@ def test_a_setting_of_a_loader_that_is_too_large_is_refused_with_its_limit() -> 
 def test_a_loader_that_the_autopilot_tunes_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a loader that autotune\.autopilot tunes: return the loader itself"):
         wrap_dataset(autopilot(DataLoader(TensorDataset(torch.zeros(3)))), "data:make")
+
+
+def test_each_of_many_datasets_that_refer_to_each_other_is_found_once() -> None:
+    datasets: list[Any] = [custom_loaders.Numbers() for _ in range(8)]
+    for one in datasets:
+        one.datasets = datasets
+    assert [id(one) for _, one in find_datasets(datasets[0])] == list(map(id, datasets))
 
 
 class Endless(IterableDataset[int]):
