@@ -31,7 +31,7 @@ from autotune.child.loader import build_plain_loader, count_epoch_batches
 from autotune.child.sample_counts import SampleCountError, check_batches, count_samples
 from autotune.child.sample_reader import SampleReader, find_costly_lines, find_epoch_state
 from autotune.child.step import Step
-from autotune.child.workload import LoadedWorkload
+from autotune.child.workload import LoadedWorkload, read_attribute
 from autotune.errors import WorkloadError
 from autotune.profiles.device_prefetch import find_tensors, move_batch
 from autotune.protocol.messages import ProbeCommand, ProbeReport
@@ -114,7 +114,7 @@ def profile_workload(
         reader.read()
     own, parts = workload.own, workload.parts
     has_own_batches = workload.batching == "user"
-    shards = (getattr(parts.dataset, name, None) for name in ("num_shards", "n_shards"))  # of Hugging Face datasets
+    shards = (read_attribute(parts.dataset, name) for name in ("num_shards", "n_shards"))  # of Hugging Face datasets
     untested = f"{device.type} is used through torch.accelerator and is untested: no pinning, no budget of its memory"
     warning = None if device.type in ("cpu", "cuda") else untested
     notes = (workload.note, warning, reader.describe_storage(), reader.describe_cache())

@@ -23,7 +23,7 @@ from autotune.child.device import single_thread
 from autotune.child.errors import FETCH_FILE, make_printable
 from autotune.child.loader import build_plain_loader
 from autotune.child.sample_counts import count_samples
-from autotune.child.workload import LoadedWorkload, find_datasets
+from autotune.child.workload import LoadedWorkload, find_datasets, read_attribute
 from autotune.protocol.workload_profile import CostlyLine
 from autotune.system.machine import read_memory_limit
 from autotune.system.procfs import PROC, read_numbers
@@ -184,7 +184,7 @@ def find_epoch_state(workload: LoadedWorkload) -> str | None:
     """
     datasets = dict(find_datasets(workload.parts.dataset))
     for path, dataset in datasets.items():
-        if callable(getattr(dataset, "set_epoch", None)):
+        if callable(read_attribute(dataset, "set_epoch")):
             return f"{path}.set_epoch()"
 
     def start_epoch() -> dict[str, str]:

@@ -29,7 +29,7 @@ from autotune.child.loader import (
 from autotune.child.sample_counts import check_batches, count_samples
 from autotune.child.step import Step
 from autotune.child.stopping_rule import UNLIMITED_BATCHES, StoppingRule
-from autotune.child.workload import LoadedWorkload
+from autotune.child.workload import LoadedWorkload, read_attribute
 from autotune.config import LoaderConfig
 from autotune.profiles.device_prefetch import DeviceCopier, prefetch_batches
 from autotune.protocol.measurement import EpochTrace, Measurement
@@ -210,7 +210,7 @@ class TrialRun:
         number = self._ranks.start_epoch()
         parts = [self._loader, *(getattr(self._loader, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
         for part in {id(one): one for one in (*parts, getattr(parts[2], "sampler", None))}.values():
-            if callable(set_epoch := getattr(part, "set_epoch", None)):  # as trainers do
+            if callable(set_epoch := read_attribute(part, "set_epoch")):  # as trainers do
                 set_epoch(number)
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
         if self._loader.ends_with_sampler:

@@ -11,6 +11,7 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -70,7 +71,7 @@ class LoadedWorkload:
     def fixed(self) -> Mapping[SettingName, Any]:
         """Settings that cannot be changed, with their values: a dataset may need to know its batch size."""
         fixed = {} if self.own is None else dict(self.own.fixed)
-        size = getattr(self.parts.dataset, "batch_size", None)
+        size = read_attribute(self.parts.dataset, "batch_size")
         is_settable = (self.own is not None and self.own.is_function) or hasattr(self.parts.dataset, "set_batch_size")
         if self.batching == "batch_size" and isinstance(size, int) and size > 0 and not is_settable:
             fixed["batch_size"] = size if self.baseline is None else self.baseline.dataloader.batch_size
@@ -286,7 +287,7 @@ def take_share(loaded: LoadedWorkload) -> LoadedWorkload:
 def _is_data_module(made: Any) -> bool:
     """Return whether it has the hooks of Lightning's data modules, without importing Lightning."""
     hooks = ("prepare_data", "setup", "train_dataloader")
-    return not isinstance(made, type) and all(callable(getattr(made, hook, None)) for hook in hooks)
+    return all(callable(getattr(type(made), hook, None)) for hook in hooks)  # a remote proxy has any attribute
 
 
 def wrap_dataset(made: Any, source: str, ends: bool | None = None) -> LoadedWorkload:
@@ -352,6 +353,13 @@ def find_datasets(
         yield from find_datasets(one, f"{path}.datasets[{index}]", depth + 1, seen)
 
 
+def read_attribute(one: Any, name: str, default: Any = None) -> Any:
+    """Return an attribute of an object, or the default if it has none, or its property raises."""
+    with suppress(Exception):
+        return getattr(one, name)
+    return default
+
+
 def _only_iterates(entry: Any) -> bool:
     """Return whether an object can only be iterated, as loaders of other libraries; a set is part of a sample."""
     return hasattr(entry, "__iter__") and not isinstance(entry, type | Set) and not hasattr(entry, "__getitem__")
@@ -378,7 +386,7 @@ def list_splits(made: Any) -> dict[str, Any]:
     """Return the loaders or datasets of a collection by name or number; empty for one of them, as a list of samples."""
     if isinstance(made, DataLoader | Dataset | Workload):
         return {}
-    entries = getattr(made, "iterables", made)  # of Lightning's CombinedLoader
+    entries = read_attribute(made, "iterables", made)  # of Lightning's CombinedLoader
     if isinstance(entries, list | tuple):
         entries = dict(enumerate(entries)) if len(entries) <= MAX_SPLITS else None
     if not isinstance(entries, Mapping):

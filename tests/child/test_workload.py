@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from autotune.child.custom_loaders import record_call, replace_new
 from autotune.child.loader import StoppableSampler, build_loader
+from autotune.child.sample_reader import find_epoch_state
 from autotune.child.stopping_rule import align_to_workers
 from autotune.child.workload import LoadedWorkload, find_datasets, load_workload, wrap_dataset
 from autotune.errors import UsageError
@@ -97,6 +100,31 @@ def test_each_of_many_datasets_that_refer_to_each_other_is_found_once() -> None:
     for one in datasets:
         one.datasets = datasets
     assert [id(one) for _, one in find_datasets(datasets[0])] == list(map(id, datasets))
+
+
+class Remote:
+    """Refers to a dataset in another process: it has any attribute, and some raise."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("iterables", "batch_size", "num_shards", "set_epoch"):
+            raise ConnectionError(f"{name} was asked for after the other process had ended")
+        return lambda *arguments, **named: None
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return range(4)[index]
+
+
+def test_an_object_that_has_any_attribute_is_a_dataset_also_if_some_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("user_data")
+    remote: Any = Remote()
+    module.make = lambda: remote  # type: ignore[attr-defined]  # as the user's module has it
+    monkeypatch.setitem(sys.modules, "user_data", module)
+    workload = load_workload(WorkloadRequest(dataset="user_data:make"))
+    assert workload.parts.dataset is remote
+    assert (workload.fixed, find_epoch_state(workload)) == ({}, None)
 
 
 class Endless(IterableDataset[int]):
