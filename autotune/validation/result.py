@@ -159,7 +159,8 @@ def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> I
     for one in (one for one in validation.measured if one.failures and validation.runs):
         tried, failed = len(one.rates) + len(one.failures), len(one.failures)
         yield f"{describe_config(one.config)}: {failed} of {tried} validation runs failed: it {one.failures[0].message}"
-    if runs.config.dataloader.num_workers > 1 and all(one.epoch_batches is None for one in runs.measurements):
+    has_ends = not runs.measurements or any(one.epoch_batches is not None for one in runs.measurements)
+    if runs.config.dataloader.num_workers > 1 and not has_ends:
         yield (
             "No run reached the end of an epoch, whose length is unknown: this is the throughput within an epoch. If "
             "the data of one worker ends before that of another, training becomes slower from there."

@@ -170,6 +170,7 @@ def test_the_memory_of_workers_that_end_before_the_trial_does_is_recorded() -> N
     whole = {"precision": 1e-4}  # the trial lasts its two seconds
     with open_runner("make_holding") as runner:
         requests = [make_request(workers, epochs=1, seconds=2.0).model_copy(update=whole) for workers in (0, 2)]
-        alone, crowd = map(runner.run, requests)
-    assert (alone.status, crowd.status) == ("completed", "completed")
-    assert crowd.peak_host_bytes - alone.peak_host_bytes > 2 * 60 * MIB
+        found = list(map(runner.run, requests))
+    assert [one.status for one in found] == ["completed", "completed"]
+    alone, crowd = (one.peak_host_bytes - one.peak_shm_bytes for one in found)  # other tests may fill /dev/shm
+    assert crowd - alone > 2 * 60 * MIB
