@@ -336,7 +336,8 @@ class Autopilot:
         waits = f"{now.wait_share:.0%}"
         if controller.settings == controller.own:
             rates = f"{format_rate(now.rate)} batches/s{self._list_others()}"
-            return f"num_workers={own} stays: {rates}, waits {waits} of the time."
+            reason = "" if own or len(controller.windows) > 1 else self._limits.explain_memory(own_prefetch)
+            return f"num_workers={own} stays: {rates}, waits {waits} of the time{reason and f'; {reason}'}."
         changes = [f"num_workers={workers} (was {own})"] if workers != own else []
         changes += [f"prefetch_factor={prefetch} (was {own_prefetch})"] if workers and prefetch != own_prefetch else []
         text = f"{' and '.join(changes)}: {format_rate(now.rate)} batches/s"
