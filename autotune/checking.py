@@ -173,7 +173,7 @@ def _compare_with_prediction(
         return Remeasurement(**found, ratio_to_prediction=0.0, ratio_to_prediction_ci95=None)
     now, interval, was, was_interval = runs.rate, runs.ci95(), result.samples_per_second, result.samples_per_second_ci95
     if baseline is not None and baseline.rate:
-        speedup, speedup_ci95 = Comparison().speedup(runs, baseline)
+        speedup, speedup_ci95 = Comparison().report_speedup(runs, baseline)
         found |= {"speedup": speedup, "speedup_ci95": speedup_ci95}
         if then is not None and then.config == baseline.config and then.samples_per_second and result.speedup:
             found["machine_change"] = baseline.rate / then.samples_per_second

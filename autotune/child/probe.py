@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import random
 import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import chain, islice, repeat, takewhile
+from itertools import chain, islice, repeat
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -44,7 +42,6 @@ from autotune.system.software import list_libraries, read_software
 
 LOAD_SECONDS: Final = 0.5  # of loading batches of one size
 MAX_LOADED: Final = 50  # batches of one size; each has another size if its samples are padded
-MAX_LISTED: Final = 10_000  # batches of a batch sampler, from which those that are loaded are drawn
 MAX_STREAMED: Final = 1000  # batches of a stream; few of them take long: the next shard or chunk
 STEP_SECONDS: Final = 0.3  # of loading further batches and running the step on them
 SIZE_TAIL: Final = 5e-4  # on either side of the interval of a sample's bytes: outside it, the dataset has changed
@@ -117,7 +114,7 @@ def profile_workload(
     shards = (read_attribute(parts.dataset, name) for name in ("num_shards", "n_shards"))  # of Hugging Face datasets
     untested = f"{device.type} is used through torch.accelerator and is untested: no pinning, no budget of its memory"
     warning = None if device.type in ("cpu", "cuda") else untested
-    notes = (workload.note, warning, reader.describe_storage(), reader.describe_cache())
+    notes = (workload.note, warning, reader.describe_cache())
     profile = WorkloadProfile(
         description=type(parts.dataset).__qualname__,
         kind=workload.kind,
@@ -250,7 +247,7 @@ def count_bytes(batch: Any) -> int:
 
 def load_batches(workload: LoadedWorkload, size: int | None, on_phase: OnPhase) -> tuple[LoadCosts, Iterator[Any]]:
     """Load batches for a while; return their costs, and an iterator over the last one and those after it."""
-    loader = build_plain_loader(_shuffle_batches(workload), size)
+    loader = build_plain_loader(workload, size)
     is_map = workload.kind == "map" and loader.delivers_as_sampled  # then the sampler counts
     most = MAX_LOADED if workload.kind == "map" else MAX_STREAMED
     times, samples, sizes = costs = LoadCosts([], [], [])
@@ -272,16 +269,6 @@ def load_batches(workload: LoadedWorkload, size: int | None, on_phase: OnPhase) 
     except SampleCountError as error:
         raise WorkloadError(f"The dataset {error}.") from None
     return costs, chain([batch], batches, chain.from_iterable(repeat(loader, MAX_EPOCHS)))
-
-
-def _shuffle_batches(workload: LoadedWorkload) -> LoadedWorkload:
-    """Take batches from all over a batch sampler, whose first ones may be smaller or shorter than others."""
-    deadline, batches = time.perf_counter() + LOAD_SECONDS, workload.parts.batch_sampler or ()
-    listed = list(takewhile(lambda _: time.perf_counter() < deadline, islice(batches, MAX_LISTED)))
-    if not listed:
-        return workload
-    random.Random(0).shuffle(listed)  # noqa: S311  # the global generator is the user's
-    return replace(workload, parts=replace(workload.parts, batch_sampler=listed))
 
 
 def profile_step(step: Step, batches: Iterator[Any], device: torch.device, on_phase: OnPhase) -> StepProfile:

@@ -35,8 +35,8 @@ BATCH: Final = 2  # samples
 MAX_COMPARED: Final = 64  # samples
 MIN_COMPARED: Final = 8
 SAMPLERS: Final = (type(None), RandomSampler, SequentialSampler, DistributedSampler)  # indices from 0 to the length
-CACHED_RATIO: Final = 3.0  # a first reading that takes longer was not cached, and later ones are
-MIN_CACHED_SECONDS: Final = 1e-3  # more than by the ratio: shorter readings vary by as much
+CACHED_RATIO: Final = 3.0  # of the times of the first and the last reading of a sample that is cached
+MIN_CACHED_SECONDS: Final = 1e-3  # that the first reading takes beyond the ratio: times of short readings vary
 MIN_CACHED: Final = 4  # samples
 READINGS: Final = 3  # of each sample, which must agree
 MAX_CACHED_SHARE: Final = 0.8  # of memory that the files of an epoch may fill, to be cached in the next epoch
@@ -135,11 +135,15 @@ class SampleReader:
         for index in takewhile(lambda _: time.perf_counter() < deadline, indices):
             first[index] = read(index)
             self._note(1)
-        again = [{index: read(index) for index in first} for _ in range(1, READINGS)]
-        digests = {index: digest for index, (digest, _) in first.items()}
-        if len(digests) >= MIN_COMPARED and all(one[index][0] == digests[index] for one in again for index in one):
-            self.digests = digests
-        pairs = [(seconds, again[-1][index][1]) for index, (_, seconds) in first.items()]
+        if len(first) < MIN_COMPARED:
+            return
+        later = dict[int, float]()
+        for index in [*first] * (READINGS - 1):
+            digest, later[index] = read(index)
+            if digest != first[index][0]:
+                return
+        self.digests = {index: digest for index, (digest, _) in first.items()}
+        pairs = [(seconds, later[index]) for index, (_, seconds) in first.items()]
         self._cached = [(slow, fast) for slow, fast in pairs[1:] if slow > CACHED_RATIO * fast + MIN_CACHED_SECONDS]
 
     def _note(self, samples: int) -> None:
@@ -152,28 +156,28 @@ class SampleReader:
         self.read_bytes, self.storage_bytes = read_bytes - self._io[0], storage_bytes - self._io[1]
 
     def describe_cache(self) -> str | None:
-        """Return a warning if samples are loaded faster when they are read again."""
-        if len(self._cached) < MIN_CACHED:
-            return None
-        first, again = (format_seconds(statistics.median(seconds)) for seconds in zip(*self._cached, strict=True))
-        return (
-            f"Samples took {first} when they were read first and {again} when they were read again: the dataset or the "
-            "system caches them. Trials mostly measure first readings: later epochs are faster, and may need fewer "
-            "workers. Each worker fills a cache of its own, which only persistent workers keep."
-        )
-
-    def describe_storage(self) -> str | None:
-        """Return a warning if samples came from the page cache, which cannot hold an epoch."""
+        """Return a warning if later epochs of a training run are faster or slower than trials, due to a cache."""
         total, memory_bytes = max(1, self.read_bytes, self.storage_bytes), read_memory_limit()
         epoch_samples = self._workload.expected_samples or self.epoch_samples or 0
         epoch_bytes, stored = epoch_samples * total / max(1, self.samples), self.storage_bytes / total
-        is_cached = epoch_bytes <= MAX_CACHED_SHARE * memory_bytes
-        if is_cached or stored > MAX_STORAGE_SHARE or self.samples < MIN_COMPARED:
+        if epoch_bytes <= MAX_CACHED_SHARE * memory_bytes:
+            return self._describe_repeated_readings()
+        if stored > MAX_STORAGE_SHARE or self.samples < MIN_COMPARED:
             return None
         return (
             f"An epoch reads about {format_bytes(epoch_bytes)}, and memory has {format_bytes(memory_bytes)}: training "
             f"will read from the storage what came from the page cache here ({1 - stored:.0%} of the bytes "
             f"of {self.samples} samples). This is a warm-cache throughput."
+        )
+
+    def _describe_repeated_readings(self) -> str | None:
+        if len(self._cached) < MIN_CACHED:
+            return None
+        first, again = (format_seconds(statistics.median(seconds)) for seconds in zip(*self._cached, strict=True))
+        return (
+            f"A sample took {first} on its first reading and {again} on the next: the dataset or the page cache keeps "
+            "it. Trials mostly measure first readings, so later epochs are faster than predicted: measure one without "
+            "workers, too."
         )
 
 

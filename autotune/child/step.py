@@ -57,12 +57,12 @@ class BuiltInStep:
         self._device, self._layer = device, nn.Linear(FEATURES, HIDDEN).to(device)
         self._optimizer = torch.optim.SGD(self._layer.parameters(), lr=1e-6)
 
-    @torch.enable_grad()  # a module of the user's may have disabled it
+    @torch.enable_grad()  # the user's module may have disabled it
     def __call__(self, batch: Any) -> None:
         """Train on the tensors of one batch."""
         dense = (one for one in find_tensors(batch) if one.layout is torch.strided and not one.is_nested)
-        plain = (one for one in dense if one.numel() and not one.is_quantized)
-        tensors = [_select_features(one.to(self._device, non_blocking=True)) for one in plain]
+        filled = (one for one in dense if one.numel() and not one.is_quantized)
+        tensors = [_select_features(one.to(self._device, non_blocking=True)) for one in filled]
         if tensors:
             self._optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(sum(self._layer(tensor).square().mean() for tensor in tensors))

@@ -47,7 +47,7 @@ from autotune.system import procfs
 from autotune.system.worker_errors import report_unsent_data
 
 MAX_TMPDIR_BYTES: Final = 48  # paths of sockets end at 107: 25 more for a trial, and 34 for torch_shm_manager
-MAX_REQUEST_BYTES: Final = 2**17
+MAX_REQUEST_BYTES: Final = 2**18  # more than the kernel sends at once by default
 CLEANER_GRACE_SECONDS: Final = 4.0  # torch_shm_manager waits two seconds before it removes names
 MAX_EXIT_SECONDS: Final = 60.0  # for a killed process to give its memory and its device back
 KILL_INTERVAL_SECONDS: Final = 0.01
@@ -132,7 +132,7 @@ class Supervisor:
 
         os.environ |= environment
         try:
-            with replace_new(record_call):  # a module of the user's may be installed, and make its loader
+            with replace_new(record_call):  # an installed module of the user's may make a loader
                 for name in modules:
                     importlib.import_module(name)
         except Exception:  # it depends on the folder, or on what the user's code did before

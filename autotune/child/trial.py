@@ -214,7 +214,7 @@ class TrialRun:
                 try:
                     set_epoch(number)
                 except TypeError as error:
-                    error.add_note("dltune calls set_epoch(epoch), as trainers do: give further parameters defaults")
+                    error.add_note("dltune calls set_epoch(epoch), as trainers do: its other parameters need defaults")
                     raise
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
         if self._loader.ends_with_sampler:

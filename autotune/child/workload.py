@@ -429,7 +429,8 @@ def _take_apart(loader: DataLoader[Any], *, is_prepared: bool = False) -> tuple[
         settings = DataLoaderSettings(**values)
     except ValidationError as error:
         path, reason = explain_invalid(error)
-        raise UsageError(f"The DataLoader's {'.'.join(path)}: {reason}. Construct it with another value.") from None
+        name = ".".join(path) or "settings"
+        raise UsageError(f"The DataLoader's {name}: {reason}. Construct it with another value.") from None
     strategy = cast("SharingStrategy", get_sharing_strategy())
     process = ProcessSettings(sharing_strategy=strategy, multiprocessing_context=method)
     return parts, LoaderConfig(dataloader=settings, process=process)

@@ -107,7 +107,7 @@ OUTPUT: Final = (
     option("-v --verbose", "Show phases, limits, predictions, memory and tracebacks of trials."),
 )
 FILE: Final = click.Argument(["file"], default="dltune.json", metavar="[FILE]")
-PROFILE: Final = option("--profile NAME", "Label, workload or machine class of the profile. Default: the best match.")
+PROFILE: Final = option("--profile NAME", "Label, workload or machine class of the profile. Default: this machine's.")
 OPTIONS: Final[Mapping[str, tuple[click.Option, ...]]] = {
     "Workload": (
         option("--dataset MODULE:NAME", "Function that returns your Dataset, DataLoader or data module."),
@@ -126,7 +126,7 @@ OPTIONS: Final[Mapping[str, tuple[click.Option, ...]]] = {
         option("--epochs N", "Length of the training run to predict throughput for.", 10),
         option("--set NAME=VALUE", "Fix a setting, e.g. in_order=true; repeatable."),
         option("--search NAME=VALUES", "Restrict a setting: num_workers=0:16 or in_order=true,false; repeatable."),
-        option("--max-workers N", "Maximum of num_workers. Default: 64, or twice the CPUs if that is more."),
+        option("--max-workers N", "Maximum of num_workers. Default: as many as the cost model expects to help."),
         option("--fresh", "Ignore saved trials and results; tune from scratch."),
     ),
     "Limits": (

@@ -121,7 +121,7 @@ def retune(file: str, profile: str | None, output: str | None, **options: Any) -
     params=[
         *(FILE, PROFILE),
         option("--max-age TIME", "Out of date if older than this, e.g. 30d."),
-        option("--quick", "Measure the profile again, and its baseline if it is not as fast as predicted: up to 30 s."),
+        option("--quick", "Measure the profile again, and its baseline if it is not as fast as predicted: about 30 s."),
         option("--no-workload", "Compare only the machine and the versions; import no code that FILE names."),
         option("--json", "Print the result as JSON."),
     ],

@@ -72,7 +72,8 @@ def autopilot(
         target: A DataLoader, also one prepared by accelerate; a Lightning module or data module; or a transformers
             Trainer.
         profile: The tuned file in which the result is saved, and with which the next run starts; None for no file.
-        max_workers: The most workers; by default 64, or twice the CPUs of this process if that is more.
+        max_workers: The most workers; by default 64, or 2 per CPU of this process if that is more or if workers are
+            not forked.
         max_memory: Host memory for added workers: a share of what is available, such as `80%`, or a size.
         on_stats: Is called after each window with `data/batches_per_second`, `data/wait_share` (0 to 1) and
             `data/num_workers`; such as `wandb.log`. If it fails, it is not called again.

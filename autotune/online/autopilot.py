@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.errors import UsageError
-from autotune.online.controller import Controller
+from autotune.online.controller import MIN_WAIT_SHARE, Controller
 from autotune.online.epoch import Epoch, EpochIterator
 from autotune.online.group import WorkerGroup, WorkerSettings, find_start_method, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
@@ -336,7 +336,8 @@ class Autopilot:
         waits = f"{now.wait_share:.0%}"
         if controller.settings == controller.own:
             rates = f"{format_rate(now.rate)} batches/s{self._list_others()}"
-            reason = "" if own or len(controller.windows) > 1 else self._limits.explain_memory(own_prefetch)
+            is_limited = not own and len(controller.windows) == 1 and now.wait_share > MIN_WAIT_SHARE
+            reason = self._limits.explain_memory(own_prefetch) if is_limited else ""
             return f"num_workers={own} stays: {rates}, waits {waits} of the time{reason and f'; {reason}'}."
         changes = [f"num_workers={workers} (was {own})"] if workers != own else []
         changes += [f"prefetch_factor={prefetch} (was {own_prefetch})"] if workers and prefetch != own_prefetch else []

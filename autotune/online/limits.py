@@ -76,7 +76,7 @@ class WorkerLimits:
         """Return why the memory allows no worker; empty if it allows one."""
         needed, budget = self._worker_bytes + prefetch * self._batch_bytes, self._read_budget(0)
         limit = f"{format_bytes(budget)} of memory (max_memory={self._max_memory!r})"
-        return f"a worker takes {format_bytes(needed)}, more than {limit}" if needed > budget else ""
+        return f"a worker needs about {format_bytes(needed)}, more than {limit}" if needed > budget else ""
 
     def explain_open_files(self) -> str:
         """Return a reason if the training process can open few more files; takes a few microseconds."""

@@ -115,9 +115,12 @@ def is_limited_by_cpus(config: LoaderConfig, workload: WorkloadProfile, usable_c
 
 
 def find_bottleneck(
-    config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, wait_share: float
+    config: LoaderConfig, workload: WorkloadProfile, usable_cpus: float, wait_share: float, *, has_epochs: bool = True
 ) -> Bottleneck:
-    """Return the bottleneck of a run that spent this share of its time waiting for data."""
+    """Return the bottleneck of a run that spent this share of its time waiting for data.
+
+    `has_epochs` is whether the start of each epoch is part of its throughput.
+    """
     training, waiting, computing = predict_stages(config, workload, usable_cpus)
     size = batch_samples(config, workload)
     load, step = workload.load_cost.at(size), workload.step_cost.at(size)
@@ -130,7 +133,7 @@ def find_bottleneck(
     if max(training, waiting, computing) <= training:
         if training >= 2 * step:
             return "transfer"
-        if count_epoch_batches(workload, size) is not None:
+        if has_epochs:
             return "epoch"
     if computing < waiting:
         return "io" if workload.cpu_share < 0.5 else "cpu"

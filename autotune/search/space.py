@@ -155,7 +155,7 @@ def _restrict(name: str, choices: tuple[Any, ...], values: Values) -> tuple[Any,
     try:
         wanted = set(map(setting.check, wanted))
     except ValidationError as error:
-        raise UsageError(f"{name}={error.errors()[0]['input']} is not possible: {explain_invalid(error)[1]}.") from None
+        raise UsageError(f"--search {name} is not possible: {explain_invalid(error)[1]}.") from None
     if setting.choices == (False, True) and True in wanted and choices == (False,):
         raise UsageError(f"{name}=true has no effect on this device or these samples; leave it out.")
     if not wanted:

@@ -10,7 +10,7 @@ from typing import Final
 from autotune.config import Interval, LoaderConfig
 from autotune.profiles.schema import BatchWaits, CandidateResult
 from autotune.protocol.measurement import Measurement, TrialResult
-from autotune.protocol.statistics import throughput_ci95
+from autotune.protocol.statistics import throughput_ci95, widen
 from autotune.protocol.throughput import estimate
 
 MAX_RUN_ERROR: Final = 0.15  # half-width of the interval of a run; one that is less precise does not show the machine
@@ -60,6 +60,11 @@ class CandidateRuns:
         return bool(self._errors) and statistics.median(self._errors) <= MAX_RUN_ERROR
 
     @property
+    def has_epochs(self) -> bool:
+        """Whether starts and ends of epochs are part of the throughput: not if all runs are of unknown length."""
+        return not self.measurements or any(one.epoch_batches is not None for one in self.measurements)
+
+    @property
     def sampling_error(self) -> float:
         """Relative half-width of the 95% interval due to the few batches of slow runs; 0 if they are enough."""
         if self.is_precise or not self._errors:
@@ -74,7 +79,7 @@ class CandidateRuns:
     def ci95(
         self, field: Sequence[CandidateRuns] = (), others: Sequence[CandidateRuns] = (), change: float = 1.0
     ) -> Interval | None:
-        """Compute the 95% interval of its throughput in training.
+        """Compute the 95% interval of its throughput in training, with the sampling error.
 
         `field` are all candidates, and `others` show the noise, too. `change` is how many times as fast the machine
         became before the runs.
@@ -82,7 +87,7 @@ class CandidateRuns:
         precise = (other for other in (*field, *others) if other is not self and other.is_precise)
         scatter = [list(other.rates.values()) for other in precise]
         scatter += [[1.0, change]] if change != 1.0 and len(self.rates) > 1 else []  # one run has no interval
-        return throughput_ci95(list(self.rates.values()), max(1, len(field)), scatter)
+        return widen(throughput_ci95(list(self.rates.values()), max(1, len(field)), scatter), self.sampling_error)
 
     @property
     def batch_waits(self) -> BatchWaits | None:

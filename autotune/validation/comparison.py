@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from autotune.config import Interval
-from autotune.protocol.statistics import combine_ratio, paired_ratio
+from autotune.protocol.statistics import combine_ratio, paired_ratio, widen
 from autotune.search.plan import Plan
 from autotune.validation.candidate_runs import CandidateRuns
 
@@ -54,6 +54,11 @@ class Comparison:
         scatter = [[rate / bases[number] for number, rate in rates.items() if number in bases] for rates in competing]
         values, others = ([each.rates[number] for number in numbers] for each in (one, other))
         return paired_ratio(values, others, picked_of, scatter)
+
+    def report_speedup(self, one: CandidateRuns, other: CandidateRuns) -> tuple[float, Interval | None]:
+        """Compute the speedup with an interval that includes the sampling errors of both."""
+        speedup, interval = self.speedup(one, other)
+        return speedup, widen(interval, math.hypot(one.sampling_error, other.sampling_error))
 
     def gain(self, one: CandidateRuns, other: CandidateRuns, looks: int = 1) -> tuple[float, Interval | None]:
         """Compute what settings gain over others, and its 95% interval: the speedup, combined with the expected one."""

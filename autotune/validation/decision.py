@@ -3,18 +3,16 @@
 Of the candidates that tie with the fastest, in the validation and the search, the one with the fewest changes of
 training wins, then workers, then non-default settings, then memory. A gain counts only if it exceeds its interval: over
 the baseline for any recommendation, over unchanged training for a change of training, over default values for a
-non-default setting.
+non-default setting. That interval is of the scatter of runs; the one that is reported also has their sampling error.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from autotune.config import Interval, LoaderConfig
 from autotune.profiles.schema import Contribution
-from autotune.protocol.statistics import widen
 from autotune.search.cost_model import has_spinning_step
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
@@ -121,12 +119,10 @@ def decide(
     if field and not any(one.rates or one.failures for one in field):
         return None  # it ended after the baseline
     if not ties:
-        rate_interval = widen(baseline.ci95((), field, change), baseline.sampling_error)
-        kept = Decision(baseline.config, baseline.rate, rate_interval, 1.0, (1.0, 1.0))
+        kept = Decision(baseline.config, baseline.rate, baseline.ci95((), field, change), 1.0, (1.0, 1.0))
         return kept if baseline.rate else None
     winner = min(ties, key=cost)
-    speedup, interval = comparison.speedup(winner, baseline) if baseline.rate else (None, None)
-    interval = widen(interval, math.hypot(winner.sampling_error, baseline.sampling_error) if baseline.rate else 0.0)
+    speedup, interval = comparison.report_speedup(winner, baseline) if baseline.rate else (None, None)
     others = [by_config.get(keep(winner.config)) for keep in (plan.keep_order, plan.default_variant)]
     if "batch_size" in plan.list_training_changes(winner.config):
         others.append(next((one for one in running if not count_changes(one)), None))
@@ -134,5 +130,5 @@ def decide(
     for one in dict.fromkeys(one for one in others if one is not None and one is not winner):
         setting, (gain, ci95) = describe_difference(winner.config, one.config), comparison.gain(winner, one)
         gains.append(Contribution(setting=setting, samples_per_second=winner.rate, speedup=gain, speedup_ci95=ci95))
-    rate_interval = widen(winner.ci95(field, [baseline], change), winner.sampling_error)
+    rate_interval = winner.ci95(field, [baseline], change)
     return Decision(winner.config, winner.rate, rate_interval, speedup, interval, tuple(gains))

@@ -119,10 +119,12 @@ def _build_result(
                 runs.add(number, record.result, plan.request.epochs)
     bound, base, copies = plan.upper_bound(config.dataloader.batch_size), validation.baseline, workload.h2d
     wait_share = runs.wait_share if runs.rates else max(0.0, 1 - rate / bound)
-    bottleneck = find_bottleneck(config, workload, plan.usable_cpus, wait_share)
+    bottleneck = find_bottleneck(config, workload, plan.usable_cpus, wait_share, has_epochs=runs.has_epochs)
     numbers = {name: value for name, value in decision._asdict().items() if name != "config"}
     facts = {"config": base.config, "samples_per_second": base.rate, "wait_share": base.wait_share}
-    facts["bottleneck"] = find_bottleneck(base.config, workload, plan.usable_cpus, base.wait_share)
+    facts["bottleneck"] = find_bottleneck(
+        base.config, workload, plan.usable_cpus, base.wait_share, has_epochs=base.has_epochs
+    )
     return schema.ProfileResult(
         **numbers,
         validation_runs=validation.runs,
@@ -159,11 +161,11 @@ def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> I
     for one in (one for one in validation.measured if one.failures and validation.runs):
         tried, failed = len(one.rates) + len(one.failures), len(one.failures)
         yield f"{describe_config(one.config)}: {failed} of {tried} validation runs failed: it {one.failures[0].message}"
-    has_ends = not runs.measurements or any(one.epoch_batches is not None for one in runs.measurements)
-    if runs.config.dataloader.num_workers > 1 and not has_ends:
+    is_stream = plan.workload.kind == "iterable" and runs.config.dataloader.num_workers > 1
+    if is_stream and validation.runs and not runs.has_epochs:
         yield (
             "No run reached the end of an epoch, whose length is unknown: this is the throughput within an epoch. If "
-            "the data of one worker ends before that of another, training becomes slower from there."
+            "one worker has more data than others, the end of the epoch is slower."
         )
     samples = plan.workload.samples or plan.workload.counted_samples or 0
     delivered = max((sum(rank.samples for rank in one.ranks) for one in runs.measurements), default=0)

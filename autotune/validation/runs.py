@@ -29,7 +29,7 @@ WORTHWHILE_CHANGE: Final = 1.05  # speedup by a change of training; while it is 
 MAX_SCATTERED_RUNS: Final = 3  # while only the fastest one's runs differ: one outlier does not move a median of three
 NEAR_LEADER_RATIO: Final = 0.9  # of the fastest; slower ones rest while it is measured again
 VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
-FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it, one run of the baseline is enough
+FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it, one precise run of the baseline is enough
 MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; above it another run is worth its time
 DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the fastest, by completed runs; slower candidates are dropped
 
@@ -101,7 +101,7 @@ def _plan_next_run(
 
     The variants of the fastest with default values or unchanged training stay, and the fastest of those that change
     less of the training, down to none: they show what its settings gain. Only the fastest is compared further with the
-    baseline. A baseline that is far behind after one run rests.
+    baseline. A baseline that is far behind after one precise run rests.
     """
     candidates = [one for one in candidates if one.rate]
     best = max(candidates, key=comparison.rate) if candidates else baseline

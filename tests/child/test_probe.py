@@ -103,13 +103,6 @@ def test_a_stream_is_read_for_long_enough_to_meet_its_next_shards(monkeypatch: p
     assert sum(one.wall >= 0.02 for one in times[1:]) > 3
 
 
-def test_batches_are_profiled_all_over_a_batch_sampler_that_sorts_them_by_size() -> None:
-    batches = [[0] * size for size in range(1, 401)]
-    workload = LoadedWorkload(parts=Workload(dataset=Numbers(), batch_sampler=batches))
-    sizes = load_batches(workload, None, lambda phase, batches=0: None)[0].samples
-    assert max(sizes) > 100
-
-
 class Ragged(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter([torch.zeros(0)] * 64)

@@ -120,7 +120,7 @@ def test_an_epoch_that_the_page_cache_cannot_hold_is_reported(
 ) -> None:
     monkeypatch.setattr("autotune.child.sample_reader.read_memory_limit", lambda: memory)
     (tmp_path / "shard").write_bytes(bytes(64 * MIB))
-    found = read(Chunks(tmp_path / "shard")).describe_storage()
+    found = read(Chunks(tmp_path / "shard")).describe_cache()
     assert (found is None) == (words is None)
     if words is not None and found is not None:
         assert "An epoch reads about 62." in found
@@ -131,9 +131,9 @@ def test_an_epoch_that_the_page_cache_cannot_hold_is_reported(
 def test_samples_that_come_from_the_storage_are_as_slow_in_training() -> None:
     reader = SampleReader(load(Samples(str, 10**9)))
     reader.samples, reader.read_bytes, reader.storage_bytes = 20, 20 * MIB, 15 * MIB
-    assert reader.describe_storage() is None
+    assert reader.describe_cache() is None
     reader.storage_bytes = 0
-    assert reader.describe_storage() is not None
+    assert reader.describe_cache() is not None
 
 
 @pytest.mark.parametrize(
@@ -272,4 +272,4 @@ class Cached(Dataset[int]):
 @pytest.mark.parametrize("caches", [True, False])
 def test_samples_that_are_faster_when_they_are_read_again_are_reported(caches: bool) -> None:
     found = read(Cached(caches)).describe_cache()
-    assert (found is not None and "the dataset or the system caches them" in found) == caches
+    assert (found is not None and "the dataset or the page cache keeps it" in found) == caches

@@ -109,7 +109,22 @@ class NeedsTheStep(RecordsEpochs):
 def test_a_sampler_whose_epoch_takes_more_than_its_number_fails_with_advice() -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'step'") as caught:
         measure(Workload(dataset=TensorDataset(torch.zeros(40, 1)), sampler=NeedsTheStep(40)), 0)
-    assert "dltune calls set_epoch(epoch), as trainers do: give further parameters defaults" in name_error(caught.value)
+    assert "dltune calls set_epoch(epoch), as trainers do: its other parameters need" in name_error(caught.value)
+
+
+class SlowStart(SequentialSampler):
+    """Waits before its first index."""
+
+    def __iter__(self) -> Iterator[int]:
+        time.sleep(0.2)
+        yield from range(40)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_wait_for_data_includes_the_start_of_each_epoch(workers: int) -> None:
+    data = TensorDataset(torch.zeros(40, 1))
+    found = measure(Workload(dataset=data, sampler=SlowStart(data)), workers)
+    assert [trace.wait_seconds >= 0.2 for trace in found.epochs] == [True, True]
 
 
 class DatasetWithEpochs(TensorDataset):

@@ -117,7 +117,7 @@ class Remote:
         return range(4)[index]
 
 
-def test_an_object_that_has_any_attribute_is_a_dataset_also_if_some_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_that_has_any_attribute_is_a_dataset_even_if_some_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("user_data")
     remote: Any = Remote()
     module.make = lambda: remote  # type: ignore[attr-defined]  # as the user's module has it

@@ -149,7 +149,7 @@ def test_the_rates_of_other_numbers_of_workers_explain_why_the_users_stay() -> N
 def test_a_budget_below_the_memory_of_one_worker_explains_why_there_is_none() -> None:
     state = Autopilot(DataLoader(Waiting(), 8), Options(None, max_memory="1MiB"))
     state.controller.add(Window(120, 10.0, 9.0))
-    reason = "a worker takes 48.0 MiB, more than 1.0 MiB of memory (max_memory='1MiB')"
+    reason = "a worker needs about 48.0 MiB, more than 1.0 MiB of memory (max_memory='1MiB')"
     assert state.describe() == f"num_workers=0 stays: 12.0 batches/s, waits 90% of the time; {reason}."
 
 

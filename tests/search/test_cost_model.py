@@ -98,7 +98,6 @@ NO_TRANSFER = make_cost(0.0)
         ("io", make_workload(cpu_share=0.02, load_cost=make_cost(5e-3)), make_config(0), 0.9),
         ("io", make_workload(cpu_share=0.02, load_cost=CHEAP, step_cost=SLOW_STEP), make_config(0), 0.9),
         ("epoch", make_workload(load_cost=CHEAP, step_cost=SLOW_STEP), make_config(4), 0.5),
-        ("cpu", make_workload(samples=None, step_cost=SLOW_STEP, transfer_cost=NO_TRANSFER), make_config(4), 0.5),
         ("copy", make_gpu_workload(step_cost=make_cost(0.0, 1e-3), transfer_cost=NO_TRANSFER), make_config(16), 0.0),
         ("step", make_gpu_workload(step_cost=make_cost(0.0, 1e-1), transfer_cost=NO_TRANSFER), make_config(16), 0.0),
         (
@@ -114,6 +113,11 @@ def test_the_bottleneck_is_the_slowest_stage(
 ) -> None:
     cpus = 64.0 if workload.h2d else 4.0
     assert find_bottleneck(config, workload, cpus, wait_share) == bottleneck
+
+
+def test_the_start_of_epochs_is_no_bottleneck_of_a_throughput_without_it() -> None:
+    workload = make_workload(load_cost=CHEAP, step_cost=SLOW_STEP, transfer_cost=NO_TRANSFER)
+    assert find_bottleneck(make_config(4), workload, 4.0, 0.5, has_epochs=False) == "cpu"
 
 
 def predict(workload: WorkloadProfile, *, pinned: bool = False, ahead: bool = False) -> float:

@@ -157,15 +157,20 @@ def test_a_profile_warns_of_noise_failed_runs_and_repeated_data() -> None:
     assert "delivered 2,000 samples in an epoch of a dataset of 1,000" in warnings[2]
 
 
+@pytest.mark.parametrize("kind", ["iterable", "map"])
 @pytest.mark.parametrize(("workers", "ends"), [(4, False), (4, True), (1, False)])
-def test_a_profile_warns_if_no_run_of_several_workers_reached_the_end_of_an_epoch(workers: int, ends: bool) -> None:
+def test_a_profile_warns_if_no_run_of_several_workers_reached_the_end_of_a_stream(
+    kind: str, workers: int, ends: bool
+) -> None:
     config, measurement = make_config(workers), make_measurement_of(400.0)
+    plan = make_test_plan(IO_BOUND.model_copy(update={"kind": kind}))
     best = CandidateRuns(config)
     for number in (1, 2):
         measurement = measurement.model_copy(update={"epoch_batches": 10 if ends else None})
         best.add(number, TrialResult(status="completed", config=config, measurement=measurement), epochs=10)
-    warnings = build(make_record(make_result(config)), validation=make_validation(best)).result.warnings
-    assert any("No run reached the end of an epoch" in one for one in warnings) == (workers > 1 and not ends)
+    warnings = build(make_record(make_result(config)), validation=make_validation(best), plan=plan).result.warnings
+    is_expected = kind == "iterable" and workers > 1 and not ends
+    assert any("No run reached the end of an epoch" in one for one in warnings) == is_expected
 
 
 def test_a_result_without_workers_says_that_shm_is_not_writable() -> None:

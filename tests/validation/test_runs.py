@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autotune.config import LoaderConfig
+from autotune.config import Interval, LoaderConfig
 from autotune.profiles.schema import BatchWaits
 from autotune.progress import ProgressListener
 from autotune.protocol.measurement import RankWaits, TrialResult
@@ -330,6 +330,25 @@ def test_the_sampling_error_of_slow_runs_falls_with_their_number_and_is_at_most_
     few.add(1, TrialResult(status="completed", config=FEW, measurement=measurement), epochs=10)
     assert few.sampling_error == 1.0
     assert make_runs({1: 100.0}).sampling_error == 0.0
+
+
+def test_reported_intervals_include_the_sampling_error_of_slow_runs() -> None:
+    precise, slow, other = make_runs({1: 20.0, 2: 20.5}), CandidateRuns(MANY), make_runs({1: 10.0, 2: 10.1}, MANY)
+    for number in (1, 2):
+        slow.add(number, measure_slowly(MANY, 8), epochs=10)
+    like_slow = make_runs(slow.rates, MANY)
+
+    def half_width(interval: Interval | None) -> float:
+        assert interval is not None
+        return math.log(interval[1] / interval[0]) / 2
+
+    extra = math.log1p(slow.sampling_error)
+    assert half_width(slow.ci95()) == pytest.approx(math.hypot(half_width(like_slow.ci95()), extra))
+    comparison = Comparison([precise, other])
+    (ratio, wide), (same, narrow) = comparison.report_speedup(precise, slow), comparison.speedup(precise, slow)
+    assert ratio == same
+    assert half_width(wide) == pytest.approx(math.hypot(half_width(narrow), extra))
+    assert comparison.report_speedup(precise, other) == comparison.speedup(precise, other)
 
 
 def test_the_interval_of_a_ratio_to_one_run_is_wide_and_shows_how_much_other_runs_vary() -> None:
