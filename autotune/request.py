@@ -146,10 +146,15 @@ class TuningRequest(FrozenModel):
         return found
 
 
+def reword(message: str) -> str:
+    """Return a message of pydantic as part of a sentence."""
+    return message.removeprefix("Value error, ").replace("Input should", "it must")
+
+
 def explain_invalid(error: ValidationError) -> tuple[list[str], str]:
     """Return the path of the first invalid field, and the reason with the value, without the full stop."""
     problem = error.errors(include_url=False)[0]
-    reason, given = problem["msg"].removeprefix("Value error, ").replace("Input should", "it must"), problem["input"]
+    reason, given = reword(problem["msg"]), problem["input"]
     if reason.startswith("it must be") and isinstance(given, int | float | str) and len(repr(given)) <= 40:
         reason += f", not {given!r}"
     names = [part for part in map(str, problem["loc"]) if not part.startswith(("[", "function-"))]

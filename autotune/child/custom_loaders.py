@@ -116,7 +116,7 @@ def rebuild_by_constructor(
     cls, methods = type(made), list_overrides(type(made))
     if not methods:
         return None
-    name, found = f"{cls.__module__}.{cls.__qualname__}", f"{source} returned {describe(made)}"
+    found = f"{source} returned {describe(made)}"
     if hasattr(cls, "autopilot_options"):
         raise UsageError(f"{source} returned a loader that autotune.autopilot tunes: return the loader itself.")
     arguments = _find_arguments(made)
@@ -133,7 +133,7 @@ def rebuild_by_constructor(
         )
     is_settable["batch_size"] |= baseline.dataloader.batch_size is None  # a batch sampler sets it
     fixed = {one: SETTINGS[one].read(baseline) for one in SETTABLE if not is_settable[one]}
-    return check_epochs(CustomLoader(name, cls, arguments, fixed), made, ends)
+    return check_epochs(CustomLoader(name_type(cls), cls, arguments, fixed), made, ends)
 
 
 def accepts(maker: Callable[..., Any], setting: SettingName) -> bool:
@@ -196,6 +196,10 @@ def read_setting(loader: DataLoader[Any], name: SettingName) -> Any:
 
 def describe(made: Any) -> str:
     """Name the type of an object, as in `a datasets.Dataset`."""
-    cls = type(made)
-    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    name = name_type(type(made))
     return "None" if made is None else f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
+def name_type(cls: type) -> str:
+    """Return the name of a type, with its module unless it is built in."""
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"

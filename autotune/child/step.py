@@ -60,9 +60,9 @@ class BuiltInStep:
     @torch.enable_grad()  # the user's module may have disabled it
     def __call__(self, batch: Any) -> None:
         """Train on the tensors of one batch."""
-        dense = (one for one in find_tensors(batch) if one.layout is torch.strided and not one.is_nested)
-        filled = (one for one in dense if one.numel() and not one.is_quantized)
-        tensors = [_select_features(one.to(self._device, non_blocking=True)) for one in filled]
+        plain = (one for one in find_tensors(batch) if not (one.is_nested or one.is_quantized))
+        dense = (one for one in plain if one.layout is torch.strided and one.numel())
+        tensors = [_select_features(one.to(self._device, non_blocking=True)) for one in dense]
         if tensors:
             self._optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(sum(self._layer(tensor).square().mean() for tensor in tensors))

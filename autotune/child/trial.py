@@ -211,11 +211,7 @@ class TrialRun:
         parts = [self._loader, *(getattr(self._loader, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
         for part in {id(one): one for one in (*parts, getattr(parts[2], "sampler", None))}.values():
             if callable(set_epoch := read_attribute(part, "set_epoch")):  # as trainers do
-                try:
-                    set_epoch(number)
-                except TypeError as error:
-                    error.add_note("dltune calls set_epoch(epoch), as trainers do: its other parameters need defaults")
-                    raise
+                set_epoch(number)
         limit = None if max_batches == UNLIMITED_BATCHES else max_batches
         if self._loader.ends_with_sampler:
             rest = count_last_samples(self._epoch_samples, self._loader, self._workload)

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import shlex
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from operator import attrgetter
@@ -31,6 +32,7 @@ from autotune.child.custom_loaders import (
     check_epochs,
     describe,
     list_overrides,
+    name_type,
     read_setting,
     rebuild_by_constructor,
     record_call,
@@ -299,7 +301,7 @@ def wrap_dataset(made: Any, source: str, ends: bool | None = None) -> LoadedWork
     note: str | None = None
     prepared_by: Preparer | None = None
     while isinstance(inner := vars(made).get("base_dataloader"), DataLoader):  # of accelerate's DataLoaderShard
-        outer = describe(made).partition(" ")[2]
+        outer = name_type(type(made))
         made, note = inner, note or f"Trials measure the DataLoader inside {outer}, which starts the workers and loads."
         prepared_by = "transformers" if "transformers.trainer" in sys.modules else "accelerate"
     parts, baseline = _take_apart(made, is_prepared=prepared_by is not None)
@@ -337,20 +339,20 @@ def _check_dataset(parts: Workload, source: str) -> None:
         raise UsageError(f"{found} of length 0: there is nothing to load.")
 
 
-def find_datasets(
-    dataset: Any, path: str = "dataset", depth: int = 0, seen: set[int] | None = None
-) -> Iterator[tuple[str, Any]]:
-    """Yield a dataset and those within it, each once, with its path."""
-    seen = set() if seen is None else seen
-    if id(dataset) in seen:  # one may hold itself
-        return
-    seen.add(id(dataset))
-    yield path, dataset
-    held = getattr(dataset, "__dict__", {}) if depth < 4 else {}
-    if "dataset" in held:
-        yield from find_datasets(held["dataset"], f"{path}.dataset", depth + 1, seen)
-    for index, one in enumerate(held["datasets"] if isinstance(held.get("datasets"), list | tuple) else ()):
-        yield from find_datasets(one, f"{path}.datasets[{index}]", depth + 1, seen)
+def find_datasets(dataset: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a dataset and those within it, each once, with its shortest path."""
+    waiting, seen = deque([("dataset", dataset)]), set[int]()
+    while waiting:
+        path, one = waiting.popleft()
+        if id(one) in seen:  # one may hold itself
+            continue
+        seen.add(id(one))
+        yield path, one
+        held = getattr(one, "__dict__", {})
+        if "dataset" in held:
+            waiting.append((f"{path}.dataset", held["dataset"]))
+        parts = held["datasets"] if isinstance(held.get("datasets"), list | tuple) else ()
+        waiting.extend((f"{path}.datasets[{index}]", part) for index, part in enumerate(parts))
 
 
 def read_attribute(one: Any, name: str, default: Any = None) -> Any:

@@ -67,16 +67,16 @@ class WorkerLimits:
         used = len(workers) * self._typical_bytes
         if used <= (budget := self._read_budget(used)):
             return ""
-        return (
-            f"{len(workers)} workers take {format_bytes(used)}, more than {format_bytes(budget)} of memory "
-            f"(max_memory={self._max_memory!r})"
-        )
+        return f"{len(workers)} workers take {format_bytes(used)}, {self._describe_excess(budget)}"
 
     def explain_memory(self, prefetch: int) -> str:
         """Return why the memory allows no worker; empty if it allows one."""
         needed, budget = self._worker_bytes + prefetch * self._batch_bytes, self._read_budget(0)
-        limit = f"{format_bytes(budget)} of memory (max_memory={self._max_memory!r})"
-        return f"a worker needs about {format_bytes(needed)}, more than {limit}" if needed > budget else ""
+        excess = f"a worker needs about {format_bytes(needed)}, {self._describe_excess(budget)}"
+        return excess if needed > budget else ""
+
+    def _describe_excess(self, budget: int) -> str:
+        return f"more than {format_bytes(budget)} of memory (max_memory={self._max_memory!r})"
 
     def explain_open_files(self) -> str:
         """Return a reason if the training process can open few more files; takes a few microseconds."""

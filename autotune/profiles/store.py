@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from autotune.errors import OutputError, ProfileError
 from autotune.profiles.schema import TunedFile, TunedProfile
+from autotune.request import reword
 from autotune.units import format_bytes
 
 MAX_FILE_BYTES: Final = 16 * 2**20  # a profile has about 4 KiB
@@ -47,7 +48,7 @@ def read_file(path: Path) -> TunedFile:
     if "schema_version" in kinds or unknown:
         problem = f"has the unknown field {unknown[-1]}" if unknown else "is not of schema version 1"
         raise ProfileError(f"{path} {problem}: another version of dltune, or another program, wrote it.")
-    reason = f"{list(kinds)[-1]}: {problems[0]['msg']}".removeprefix(": ").replace("Input should", "it must")
+    reason = f"{list(kinds)[-1]}: {reword(problems[0]['msg'])}".removeprefix(": ")
     raise ProfileError(f"{path} is not a tuned file: {reason}. Choose another file, or remove this one.")
 
 

@@ -119,6 +119,7 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
             "torch cannot collate such samples: return tensors, numbers or dicts from the dataset, or "
             "autotune.Workload(dataset=..., collate_fn=...) from the factory"
         ),
+        r"set_epoch\(\) missing": "dltune calls set_epoch(epoch), as trainers do: its other parameters need defaults",
         r"don't support automatic differentiation|non-leaf tensor which requires_grad": (
             "A worker cannot send a sample that needs a gradient: return sample.detach()"
         ),

@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
 
 from autotune.child.distributed import RankSync
-from autotune.child.errors import name_error
 from autotune.child.sample_counts import SampleCountError
 from autotune.child.trial import TrialRun, list_workers, warm_up_step
 from autotune.child.workload import LoadedWorkload
@@ -99,17 +98,6 @@ def test_samplers_and_datasets_get_the_number_of_the_epoch_which_no_trial_repeat
     for _ in range(2):
         TrialRun(loaded, lambda batch: None, CPU, order, lambda batches: None, alone).run()
     assert sampler.epochs == data.epochs == [0, 1, 2, 3]
-
-
-class NeedsTheStep(RecordsEpochs):
-    def set_epoch(self, epoch: int, step: int) -> None:  # type: ignore[override]  # as its own training loop calls it
-        raise AssertionError("no trainer calls this")
-
-
-def test_a_sampler_whose_epoch_takes_more_than_its_number_fails_with_advice() -> None:
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'step'") as caught:
-        measure(Workload(dataset=TensorDataset(torch.zeros(40, 1)), sampler=NeedsTheStep(40)), 0)
-    assert "dltune calls set_epoch(epoch), as trainers do: its other parameters need" in name_error(caught.value)
 
 
 class SlowStart(SequentialSampler):

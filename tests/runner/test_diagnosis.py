@@ -100,6 +100,10 @@ DIAGNOSES: dict[TrialStatus, list[tuple[str, str]]] = {
         ("OSError: [Errno 30] Read-only file system: '/data/cache'", ""),
         ("ValueError: uncorrectable errors in block 7 of shard 3", ""),
         ("RuntimeError: stack expects each tensor to be equal size, but got [3]", "collate_fn=..."),
+        (
+            "TypeError: ByStep.set_epoch() missing 1 required positional argument: 'step'",
+            "dltune calls set_epoch(epoch), as trainers do: its other parameters need defaults",
+        ),
         ("TypeError: default_collate: batch must contain tensors; found <class 'int'>", "collate_fn=..."),
         ("AttributeError: Can't pickle local object 'make.<locals>.<lambda>'", "by their names"),
         ("AttributeError: Can't get local object 'make.<locals>.<lambda>'", "by their names"),
