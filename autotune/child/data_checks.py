@@ -185,7 +185,7 @@ def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: O
             seen.delivered[batch.worker] += 1
             seen.reads_worker_info |= batch.reads_worker_info
             batch = batch.batch  # noqa: PLW2901
-        seen.samples += count_samples(batch, loader.batch_size or 1)
+        seen.samples += count_samples(batch, loader.batch_size)
         if number <= COMPARED_BATCHES:
             seen.first_batches.append([tensor.cpu() for tensor in find_tensors(batch)])
         if number == MIN_BATCHES - 2:

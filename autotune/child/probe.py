@@ -137,8 +137,8 @@ def profile_workload(
         sample_bytes_error=usual.sample_bytes[1],
         batch_tensors=usual.tensors,
         on_accelerator=usual.on_accelerator,
-        has_getitems=hasattr(parts.dataset, "__getitems__"),
-        epoch_state=find_epoch_state(workload),
+        has_getitems=read_attribute(parts.dataset, "__getitems__") is not None,
+        epoch_state=find_epoch_state(workload, on_phase),
         costly_lines=costly_lines,
         shards=next((n for n in shards if type(n) is int and n > 0 and workload.kind == "iterable"), None),
         baseline=workload.baseline,
@@ -258,7 +258,7 @@ def load_batches(workload: LoadedWorkload, size: int | None, on_phase: OnPhase) 
             for batch in batches:  # a batch lives until the next one arrives, as in training
                 times.append(read_clocks().since(started))
                 handed_out = loader.index_source.count_samples(len(times))
-                samples.append(handed_out - sum(samples) if is_map else count_samples(batch, size or 1))
+                samples.append(handed_out - sum(samples) if is_map else count_samples(batch, size))
                 sizes.append(count_bytes(batch))
                 on_phase(f"loading batches of {size}" if size else "loading batches", len(times))
                 if len(times) == most or (len(times) > 1 and time.perf_counter() > deadline):

@@ -105,8 +105,7 @@ def _measure_workers(
             note = f"Each worker takes {format_seconds(slope)} to start, since workers are not forked."
             profile = profile.model_copy(update={"notes": (*profile.notes, note)})
         if workload.batching == "batch_size" and not workload.batches_are_external:
-            on_phase("measuring the transfer of batches")
-            profile = measure_transfer(workload, profile)
+            profile = measure_transfer(workload, profile, on_phase)
     except Exception as error:  # the trials will report it
         shut_down_workers(error)
     if workload.batches_are_external or (workload.kind == "map" and load_seconds > MAX_CHECKED_SECONDS):
@@ -154,12 +153,15 @@ class ReplayDataset(IterableDataset[Any]):
         return cycle(samples)
 
 
-def measure_transfer(workload: LoadedWorkload, profile: WorkloadProfile) -> WorkloadProfile:
+def measure_transfer(workload: LoadedWorkload, profile: WorkloadProfile, on_phase: OnPhase) -> WorkloadProfile:
     """Return the profile with the costs of collation and transfer, at two batch sizes if workers are forked."""
     sizes = {max(profile.largest_probed, profile.probe_batch_size)}
     if workload.forks_workers and "batch_size" not in workload.fixed:
         sizes.add(max(1, profile.probe_batch_size // SMALL_BATCH_DIVISOR))
-    measured = [(size, *time_transfer(workload, size)) for size in sizes]
+    measured = list[tuple[int, float, float]]()
+    for size in sizes:
+        on_phase(f"measuring the transfer of batches of {size}")
+        measured.append((size, *time_transfer(workload, size)))
     collate = LinearCost.fit([(size, seconds) for size, seconds, _ in measured])
     transfer = LinearCost.fit([(size, seconds) for size, _, seconds in measured])
     return profile.model_copy(update={"collate_cost": collate, "transfer_cost": transfer})

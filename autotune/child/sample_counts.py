@@ -19,12 +19,15 @@ class SampleCountError(Exception):
     """An epoch delivered a wrong number of batches or samples; the text continues "the trial"."""
 
 
-def count_samples(batch: Any, expected: int) -> int:
+def count_samples(batch: Any, batch_size: int | None) -> int:
     """Return the number of samples in a batch: the rows of its tensors or arrays, or the length of its first sequence.
 
-    If any tensor or list has the expected length, that is it: others may hold something else, such as boxes or images.
-    A short batch that has lists is as long as the longest part below that. `expected` is at most 1 if it is unknown.
+    If any tensor or list is as long as the batch size, if that is known, that is it: others may hold something else,
+    such as boxes or images. A short batch that has lists is as long as the longest part below that.
     """
+    if batch_size == 1:
+        return 1
+    expected = batch_size or 1
     lengths = [tensor.size(0) for tensor in find_tensors(batch) if tensor.dim()]
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
     columns = parts if isinstance(parts, list | tuple) else [parts]

@@ -12,7 +12,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import takewhile
 from typing import Any, Final
 
@@ -115,7 +115,7 @@ class SampleReader:
         deadline, samples = time.perf_counter() + MAX_SECONDS, 0
         loader = build_plain_loader(self._workload, BATCH)
         for batch in loader:
-            samples += (delivered := count_samples(batch, loader.batch_size or 1))
+            samples += (delivered := count_samples(batch, loader.batch_size))
             self._note(delivered)
             if time.perf_counter() > deadline:
                 return
@@ -181,7 +181,7 @@ class SampleReader:
         )
 
 
-def find_epoch_state(workload: LoadedWorkload) -> str | None:
+def find_epoch_state(workload: LoadedWorkload, on_phase: Callable[[str], object]) -> str | None:
     """Return why the dataset may differ between epochs: its `set_epoch`, or an attribute that differs.
 
     Only numbers and strings are compared, and samples are not read by index: caches and open files may change.
@@ -192,6 +192,7 @@ def find_epoch_state(workload: LoadedWorkload) -> str | None:
             return f"{path}.set_epoch()"
 
     def start_epoch() -> dict[str, str]:
+        on_phase("comparing two epochs")  # each may start slowly
         loader = build_plain_loader(workload, BATCH)
         batches = iter(loader)
         next(iter(loader.index_source) if workload.kind == "map" else batches, None)

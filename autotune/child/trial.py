@@ -228,7 +228,7 @@ class TrialRun:
         batches = self._iterator if self._copier is None else prefetch_batches(self._iterator, self._copier)
         for self._batch in batches:  # as in training, a batch lives until the next one arrives
             timer.begin()
-            samples = 0 if self._is_map else count_samples(self._batch, self._loader.batch_size or 1)
+            samples = 0 if self._is_map else count_samples(self._batch, self._loader.batch_size)
             self._step(self._batch)  # which may change it
             is_whole = self._ranks.sync_step()
             timer.end()

@@ -74,7 +74,8 @@ class LoadedWorkload:
         """Settings that cannot be changed, with their values: a dataset may need to know its batch size."""
         fixed = {} if self.own is None else dict(self.own.fixed)
         size = read_attribute(self.parts.dataset, "batch_size")
-        is_settable = (self.own is not None and self.own.is_function) or hasattr(self.parts.dataset, "set_batch_size")
+        is_function = self.own is not None and self.own.is_function
+        is_settable = is_function or read_attribute(self.parts.dataset, "set_batch_size") is not None
         if self.batching == "batch_size" and isinstance(size, int) and size > 0 and not is_settable:
             fixed["batch_size"] = size if self.baseline is None else self.baseline.dataloader.batch_size
         return fixed
@@ -256,7 +257,7 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
 def _find_batch_size(own: CustomLoader) -> int | None:
     """Return the samples in the first batch of a function's loader; None if there is none, or only with workers."""
     try:
-        return next((count_samples(batch, 0) for batch in own.make({"num_workers": 0})), 0) or None
+        return next((count_samples(batch, None) for batch in own.make({"num_workers": 0})), 0) or None
     except Exception:  # of the user's code, which the profile reports
         return None
 
@@ -315,12 +316,13 @@ def wrap_dataset(made: Any, source: str, ends: bool | None = None) -> LoadedWork
 def _check_dataset(parts: Workload, source: str) -> None:
     dataset: Any = parts.dataset
     is_stream, found = isinstance(dataset, IterableDataset), f"{source} returned {describe(dataset)}"
-    attributes = getattr(dataset, "__dict__", {}).items()
-    lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in attributes}
-    loaders = [f"`.{name}`" for name, values in lists.items() if any(isinstance(one, DataLoader) for one in values)]
-    if loaders and (is_stream or _only_iterates(dataset)):
-        names = ", ".join(loaders)
-        raise UsageError(f"{found}, which contains a DataLoader: {names}. Return one DataLoader, or {REMEDY}.")
+    if is_stream or _only_iterates(dataset):
+        attributes = getattr(dataset, "__dict__", {}).items()
+        lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in attributes}
+        loaders = [f"`.{name}`" for name, values in lists.items() if any(isinstance(one, DataLoader) for one in values)]
+        if loaders:
+            names = ", ".join(loaders)
+            raise UsageError(f"{found}, which contains a DataLoader: {names}. Return one DataLoader, or {REMEDY}.")
     if _only_iterates(dataset):
         better = "Return the Dataset that it reads (an IterableDataset for a stream)"
         raise UsageError(f"{found}, which can only be iterated. {better}, or {REMEDY}.")

@@ -15,7 +15,7 @@ import click
 
 from autotune.errors import DltuneError, OutputError, ResultNotSavedError
 from autotune.progress import ProgressListener
-from autotune.units import format_bytes, format_rate, format_seconds
+from autotune.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:  # importing them takes longer than `dltune --help`
     from rich.console import Console
@@ -155,7 +155,7 @@ class RunDisplay(ProgressListener):
         self._write("\n".join([_describe(plan, self._clock() - self._started), *details, ""]))
 
     def show_resumed(self, trials: int) -> None:
-        self._write(f"Continuing after {trials} earlier trials.")
+        self._write(f"Continuing after {format_count(trials, 'earlier trial')}.")
 
     def show_trial_start(self, number: int, config: LoaderConfig) -> None:
         from autotune.settings import describe_config
@@ -165,13 +165,11 @@ class RunDisplay(ProgressListener):
 
     def show_trial(self, number: int, record: TrialRecord, is_best: bool) -> None:
         from autotune.protocol.budgets import RESOURCES
-        from autotune.settings import SETTINGS, describe_difference
+        from autotune.settings import SETTINGS
 
         self._number, result, remarks = number, record.result, list[str]()
         if record.config == self._baseline and record.config not in self._rates:
-            changes = describe_difference(record.config, self._plan.baseline)
-            name = "your DataLoader" if self._plan.workload.baseline else "PyTorch defaults"
-            remarks.append(f"baseline: {name}{f' with {changes}' if changes else ''}")
+            remarks.append(f"baseline: {self._plan.name_baseline(record.config)}")
         elif is_best:
             remarks.append("best so far")
         if result is None:
@@ -195,7 +193,7 @@ class RunDisplay(ProgressListener):
 
     def show_stop(self, reason: str) -> None:
         if self._number:
-            most = self._plan.request.trials
+            most = max(self._number, self._plan.request.trials)  # a study may have more trials of earlier runs
             self._write(f"Stopped after {self._number} of up to {most} trials: {reason.removesuffix('.')}.")
 
     def show_run(self, number: int, config: LoaderConfig, samples_per_second: float | None) -> None:
@@ -210,9 +208,11 @@ class RunDisplay(ProgressListener):
         phase_seconds = profile.search.phase_seconds
         if profile.result.validation_runs:
             if profile.config not in self._rates:
+                if profile.result.baseline is not None:
+                    self._rates[self._baseline] = profile.result.baseline.samples_per_second
                 self._write_row("-", profile.config, profile.result.samples_per_second, ["measured in the validation"])
             took = format_seconds(phase_seconds.get("validation", 0.0))
-            self._write(f"Validating the best against the baseline, each run in a new process ... {took}")
+            self._write(f"Validated the best against the baseline in {took}, each run in a new process.")
         phases = [f"{phase} {format_seconds(seconds)}" for phase, seconds in phase_seconds.items()]
         self._write(f"Phases: {' · '.join(phases)}\n" if self._verbose else "")
 
@@ -241,14 +241,14 @@ def _describe(plan: Plan, profiling_seconds: float) -> str:
     gpu, simulated = workload.accelerator, " (simulated)" if plan.request.workload.step_seconds else ""
     cpus = f"{machine.usable_cpus:g} CPU{'' if machine.usable_cpus == 1 else 's'}"
     device = "no GPU" if gpu is None else f"{f'{gpu.count} x ' if gpu.count > 1 else ''}{gpu.name}"
-    here = f"{cpus} · {machine.memory_limit_bytes / 2**30:.3g} GiB RAM · {device}"
+    here = f"{cpus} · {format_bytes(machine.memory_limit_bytes)} RAM · {device}"
     bound = "CPU-bound" if workload.cpu_share >= 0.5 else "I/O-bound"
     load = f"{format_seconds(workload.load_cost.at(size) / size)}/sample, {bound}"
     step = f"step {format_seconds(workload.step_cost.at(size))}{simulated}"
     return (
         f"dltune {read_own_version()} · {here} · torch {workload.software.torch.partition('+')[0]}\n"
         f"Profiled in {format_seconds(profiling_seconds)}: {load} · {step}, "
-        f"so at most {plan.best_upper_bound:,.0f} samples/s"
+        f"so at most {format_rate(plan.best_upper_bound)} samples/s"
     )
 
 
@@ -259,5 +259,5 @@ def _list_details(plan: Plan) -> Iterator[str]:
     for name, choices in plan.space.searched().items():
         yield f"Search: {name}={','.join(map(str, choices)).lower()}"
     if left_out := len(plan.space.configs) - len(plan.candidates):
-        yield f"Skipping {left_out:,} configurations that would exceed the limits"
+        yield f"Skipping {format_count(left_out, 'configuration')} that would exceed the limits"
     yield from (f"Note: {note}" for note in (*plan.workload.notes, *plan.space.notes))

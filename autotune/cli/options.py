@@ -116,7 +116,10 @@ OPTIONS: Final[Mapping[str, tuple[click.Option, ...]]] = {
         option("--split NAME", "Which of several returned loaders or datasets to tune, e.g. train."),
         option("--step MODULE:NAME", "Function that returns your training step, a function of a batch."),
         option("--step-time TIME", "Simulate a training step of this length per batch, e.g. 35ms."),
-        option("--batch-size N[,N...]", "Batch size, or a list to search. Default: your DataLoader's, or a search."),
+        option(
+            "--batch-size N[,N...]",
+            "Batch size; a list or range (16:128) is searched. Default: your DataLoader's, or a search.",
+        ),
         option("--device DEVICE", "auto, cpu, or a torch device such as cuda:0.", "auto"),
         option("--nproc-per-node N|auto", "Training processes on this host; auto starts one per GPU.", "1"),
     ),

@@ -16,7 +16,10 @@ from autotune.cli.options import epilog, option
         click.Argument(["arguments"], metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED),
         option("-m --module", "SCRIPT is the name of a module, as in python -m."),
         option("-o --output FILE", "File for the result.", "dltune.json"),
-        option("--max-workers N", "Maximum of num_workers. Default: 64 or more; 2 per CPU if they are not forked."),
+        option(
+            "--max-workers N",
+            "Maximum of num_workers. Default: 64, or 2 per CPU if that is more or workers are not forked.",
+        ),
         option("--max-memory SIZE", "Host memory for added workers: a percentage of what is free, or a size.", "80%"),
         option("-q --quiet", "Print nothing but the output of the script."),
     ],

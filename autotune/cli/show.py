@@ -104,7 +104,7 @@ def export(file: str, profile: str | None, to: Target, output: str | None, force
 def merge(files: tuple[str, ...], output: str | None) -> None:
     """Combine the profiles of several tuned files into one.
 
-    Of profiles of the same workload and machine class, the newest validated one is taken.
+    Of profiles of the same workload and machine class, the newest validated one is kept, with a later unvalidated one.
     """
     with exit_on_error():
         from autotune.profiles.store import format_file, merge_profiles, read_file, update_file

@@ -43,7 +43,8 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     """Tune a DataLoader on this machine.
 
     Profiles your dataset and training step, tries candidate settings in short trials, then validates the best ones
-    against your current settings. Ctrl-C saves the best result so far; run the same command again to resume.
+    against the settings of your DataLoader, or PyTorch's defaults. Ctrl-C saves the best result so far; run the same
+    command again to resume.
 
     TARGET is short for --dataset TARGET. MODULE:NAME is pkg.mod:name or file.py:name.
     """
@@ -130,8 +131,8 @@ def retune(file: str, profile: str | None, output: str | None, **options: Any) -
 def check(file: str, profile: str | None, max_age: float | None, quick: bool, no_workload: bool, json: bool) -> None:
     """Check whether a profile is still valid on this machine.
 
-    Exits 1 and lists the reasons if it is not: GPU, CPU count, memory, /dev/shm, open-file limit, start method or
-    sample size changed. Version changes are shown for information. The code that FILE names is imported.
+    Exits 1 and lists the reasons if it is not: the machine, the workload or the size of its samples changed, or the run
+    was interrupted. Version changes are shown for information. The code that FILE names is imported.
     """
     with exit_on_error(exit_code=2), raise_on_signals():
         from autotune import checking

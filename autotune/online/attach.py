@@ -153,7 +153,7 @@ def _reduce(loader: Any, _protocol: int) -> tuple[Any, ...]:
     """Copy and pickle a loader by the user's class and its attributes; the copy is tuned from its start."""
     attributes = loader.__getstate__()
     if isinstance(attributes, dict):
-        attributes = {name: value for name, value in attributes.items() if name != "autopilot_state"}
+        attributes = {"_iterator": None} | {name: one for name, one in attributes.items() if name != "autopilot_state"}
     if loader.autopilot_options.place:  # `dltune run` tunes every loader: its pickle needs no dltune
         return copyreg._reconstructor, (type(loader).__bases__[0], object, None), attributes  # type: ignore[attr-defined]
     return _remake, (type(loader).__bases__[0], loader.autopilot_options), attributes

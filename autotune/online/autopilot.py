@@ -181,9 +181,10 @@ class Autopilot:
         self._end_epochs(are_replaced=loader.persistent_workers)
         began = time.perf_counter()
         if self._epoch is not None:  # a look at a batch
-            return self._iterate(
-                Epoch(loader, self.controller.settings, self.controller.own, self._counters, self._limits)
-            )
+            settings, own, running = self.controller.settings, self.controller.own, self._epoch.settings.workers
+            if settings.workers > self._limits.most_workers(settings.prefetch, running) - running:
+                settings = own
+            return self._iterate(Epoch(loader, settings, own, self._counters, self._limits))
         if (window := self._windows.begin_epoch()) is not None:
             self._evaluate(window)
         (workers, prefetch), own, kept = self.controller.settings, self.controller.own, list(self._kept)
@@ -254,6 +255,7 @@ class Autopilot:
             else:
                 _end_all(self._kept)
             return
+        controller.needs_workers |= controller.own.workers > 0 and self._counters.opens_files
         controller.add(window)
         if last is not None and controller.drifts > drifts:
             self._drift = f"waits grew from {last.wait_share:.0%} to {window.wait_share:.0%} of the time; "

@@ -81,7 +81,7 @@ class Controller:
             as many as the second argument run already and stay.
         known: A window of `start` in an earlier run; about as fast, and waiting as little, it tries no others, unless
             the user has no workers and these are predicted to be slower.
-        needs_workers: Whether batches cannot be loaded in the training process.
+        needs_workers: Whether batches cannot be loaded in the training process; workers may show that later.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Controller:
         needs_workers: bool = False,
     ) -> None:
         self.own, self.settings, self.cpus, self._limit = own, start, cpus, limit
-        self.known, self._needs_workers = known, needs_workers
+        self.known, self.needs_workers = known, needs_workers
         self.windows: dict[WorkerSettings, Window] = {}
         self.costs: BatchCosts | None = None
         self.has_converged = False
@@ -207,7 +207,7 @@ class Controller:
             tries.append(WorkerSettings(fewer, prefetch))
         is_cheap = not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
         is_faster = self._is_faster_without_workers(max(one.rate for one in self.windows.values()))
-        if is_cheap and is_faster and not self._needs_workers:
+        if is_cheap and is_faster and not self.needs_workers:
             tries.append(WorkerSettings(0, self.own.prefetch))
         return tries
 

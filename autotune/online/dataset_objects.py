@@ -5,13 +5,11 @@ from __future__ import annotations
 import dis
 import functools
 import gc
-import io
 import itertools
 import logging
 import os
 import pickle
 import random
-import socket
 import stat
 import sys
 import tempfile
@@ -21,7 +19,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
-from multiprocessing.connection import _ConnectionBase
 from multiprocessing.managers import BaseProxy
 from multiprocessing.queues import Queue, SimpleQueue
 from multiprocessing.synchronize import SemLock
@@ -173,13 +170,12 @@ def is_running_thread(one: Any) -> bool:
 
 
 def is_connection(one: Any) -> bool:
-    """Return whether an object is an open database of sqlite3, socket or pipe, other than the standard streams."""
+    """Return whether an object is an open database of sqlite3, or has an open socket or pipe but a standard stream."""
     if (sqlite3 := sys.modules.get("sqlite3")) is not None and issubclass(type(one), sqlite3.Connection):
         with suppress(sqlite3.ProgrammingError):  # it is closed
             return bool(one.total_changes >= 0)
-    if not issubclass(type(one), socket.socket | io.FileIO | _ConnectionBase):
-        return False
-    with suppress(OSError, ValueError):  # it is closed
-        mode = os.fstat(one.fileno()).st_mode
-        return one.fileno() > 2 and (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
+    with suppress(Exception):  # it is closed, or of the user's class
+        if (find_descriptor := getattr(type(one), "fileno", None)) is not None:
+            mode = os.fstat(number := find_descriptor(one)).st_mode
+            return number > 2 and (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
     return False

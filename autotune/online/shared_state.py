@@ -165,23 +165,16 @@ class SharedState:
         """Return which file workers would share; `known` are the positions before the first batch."""
         mapped = {line.split(maxsplit=5)[-1] for line in read_text(PROC / "self" / "maps").splitlines()}
         for file, position in read_file_positions().items():
-            if file not in known:
-                mode = _read_mode(int(file[0]))
-                is_new = position > 0 and mode == os.O_RDONLY and file[1] not in mapped  # of a map, a header was read
-                is_shared = is_new or (file in self._read and mode != os.O_WRONLY)
-            else:  # the user's workers, too, may read it
-                is_shared = file in self._read or (has_workers and position != known[file])
+            is_shared = file in self._read
+            if file in known:  # the user's workers, too, may read it
+                is_shared |= has_workers and position != known[file]
+            elif position > 0 and file[1] not in mapped:  # of a map, a header was read
+                with suppress(OSError):  # it is closed
+                    is_shared |= fcntl.fcntl(int(file[0]), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
             if is_shared:
                 advice = "open it in the first call of __getitem__" if file in known else "start with num_workers=1"
                 return f"workers would share the position of {file[1]}; {advice}"
         return ""
-
-
-def _read_mode(descriptor: int) -> int:
-    """Return whether a file is open for reading, writing or both; as for writing if it is closed."""
-    with suppress(OSError):
-        return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
-    return os.O_WRONLY
 
 
 def _has_attributes(batch: Any) -> bool:

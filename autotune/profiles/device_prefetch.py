@@ -13,27 +13,23 @@ from typing import Any, Final
 
 import torch
 
-MAX_DEPTH: Final = 1000  # of objects within objects
+LEAVES: Final = frozenset({int, float, bool, str, bytes, type(None)})  # a batch may be lists of many of them
 
 
-def find_tensors(batch: Any) -> Iterator[torch.Tensor]:
+def find_tensors(batch: Any, seen: dict[int, Any] | None = None) -> Iterator[torch.Tensor]:
     """Yield every tensor in a batch, in a stable order; the parts of an object only once.
 
     Raises:
         RecursionError: It is nested too deeply, such as a sequence whose items are new sequences.
     """
-    seen, left = dict[int, Any](), [iter([batch])]  # an object that is kept cannot give its id to another one
-    while left:
-        part = next(left[-1], left)
-        if part is left:
-            left.pop()
-        elif isinstance(part, torch.Tensor):
-            yield part
-        elif id(part) not in seen and (parts := _list_parts(part)) is not None:
-            if len(left) > MAX_DEPTH:
-                raise RecursionError("a batch is nested too deeply")
-            seen[id(part)] = part
-            left.append(iter(parts))
+    seen = {} if seen is None else seen
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif id(batch) not in seen and (parts := _list_parts(batch)) is not None:
+        seen[id(batch)] = batch  # an object that is kept cannot give its id to another one
+        for part in parts:
+            if type(part) not in LEAVES:
+                yield from find_tensors(part, seen)
 
 
 def _list_parts(value: Any) -> Iterable[Any] | None:

@@ -30,8 +30,10 @@ def render_summary(profile: TunedProfile, file: str, *, width: int = WIDTH, name
     Only lines to paste are wider than `width` columns; `name` selects the profile if the file holds several workloads.
     """
     report, is_change = make_report(profile, file, name), profile.result.decision == "faster"
-    sizes = {one.config.dataloader.batch_size for one in (profile, profile.result.baseline or profile)}
-    arguments = format_arguments(profile.config, with_batch_size=len(sizes) > 1)
+    base, size = profile.result.baseline, profile.config.dataloader.batch_size
+    arguments = format_arguments(
+        profile.config, with_batch_size=base is None or size != base.config.dataloader.batch_size
+    )
     result = [arguments if is_change else f"{report.headline}.", report.throughput, report.brief]
     result += [] if profile.is_validated else [report.evidence]
     rows = list(zip(["Result  ", *[_INDENT] * 3], result, strict=False))

@@ -13,10 +13,8 @@ from autotune.profiles.schema import TunedProfile
 from autotune.settings import RANGES, SETTINGS, describe_config
 from autotune.units import format_bytes, format_count, format_rate, format_seconds
 
-NO_CHANGE: Final = "No change recommended: {} are within noise of the best"
-NOT_COMPARED: Final = "No change recommended: the run ended before others were compared with {}"
+NO_CHANGE: Final = "No change recommended: no other settings were certainly faster than {}"
 ONLY_BASELINE: Final = "No change recommended: only {} were measured"
-NOTHING_YET: Final = "Nothing certainly faster than {} was found before the run ended"
 BOTTLENECKS: Final = {
     "step": "the training step",
     "cpu": "CPU-bound data loading",
@@ -59,21 +57,16 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     base = result.baseline if result.decision == "faster" else None
     rate = f"{format_rate(result.samples_per_second)} samples/s"
     has_others = any(one.samples_per_second and one.config != profile.config for one in profile.search.trials)
-    if not profile.is_complete:
-        unchanged = NOTHING_YET
-    elif not has_others:
-        unchanged = ONLY_BASELINE
-    else:
-        unchanged = NO_CHANGE if profile.is_validated or profile.is_from_training else NOT_COMPARED
-    kept = "your settings" if result.baseline is None else result.baseline.description
-    headline = rate if result.decision == "faster" else unchanged.format(kept)
+    kept = "the baseline" if result.baseline is None else result.baseline.description
+    unchanged = (NO_CHANGE if has_others or not profile.is_complete else ONLY_BASELINE).format(kept)
+    headline = rate if result.decision == "faster" else unchanged
     throughput = f"{rate} in each of {processes} processes" if processes > 1 else f"{rate} in training"
     throughput += _interval(result.samples_per_second_ci95, format_rate)
     if base is not None and result.speedup is not None:
         speedup = f"{_factor(result.speedup)} faster"
         headline = f"{speedup}: {format_rate(base.samples_per_second)} → {rate}"
         throughput += f", {speedup} than {base.description}{_interval(result.speedup_ci95, _factor)}"
-    evidence = "Not validated: it replaces no validated profile."
+    evidence = "Not validated: autotune.load and dltune report use a validated profile if the file has one."
     if profile.is_validated:
         evidence = f"Validated in {format_count(result.validation_runs, 'alternating run')}."
     elif profile.is_from_training:
@@ -124,7 +117,8 @@ def _warnings(profile: TunedProfile) -> Iterator[str]:
 
 def _tables(profile: TunedProfile) -> Iterator[Table]:
     result, search, budgets = profile.result, profile.search, profile.budgets
-    before, after = (one.config.by_name() for one in (result.baseline or profile, profile))
+    after = profile.config.by_name()
+    before = result.baseline.config.by_name() if result.baseline else dict.fromkeys(after)
     names = {setting.name: None for setting in RANGES} | {name: None for name in after if before[name] != after[name]}
     shown = ((name, *(str(values[name]).replace("None", "-") for values in (before, after))) for name in names)
     yield Table("Settings", ("Setting", "Before", "Recommended"), tuple(shown))
@@ -154,7 +148,7 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
 
     rows: list[tuple[str, ...]] = []
     for part in (*result.contributions, *result.gains):
-        source = "estimated by the model" if part.is_estimate else "measured against the default"
+        source = "estimated by the model" if part.is_estimate else "measured in the validation"
         ci95 = _interval(part.speedup_ci95, _factor, "{}-{}") or "-"
         rows.append((part.setting, format_rate(part.samples_per_second), _factor(part.speedup), ci95, source))
     yield Table("Contribution of each setting", ("Setting", "Samples/s", "Speedup", "95% CI", "Source"), tuple(rows))
@@ -168,7 +162,7 @@ def _tables(profile: TunedProfile) -> Iterator[Table]:
         rates = "-" if one.samples_per_second is None else format_rate(one.samples_per_second)
         measured = rates, f"{one.relative_error:.1%}" if one.relative_error else "-"
         memory = (format_bytes(peak) if peak else "-" for peak in (one.peak_host_bytes, one.peak_shm_bytes))
-        status = one.status.replace("_", " ") + ". recommended" * (one.config == profile.config)
+        status = one.status.replace("_", " ") + ", recommended" * (one.config == profile.config)
         status += f". {one.reason}" if one.reason else ""
         predicted = format_rate(one.predicted_samples_per_second) if one.predicted_samples_per_second else "-"
         rows.append((str(one.number), describe_config(one.config), *measured, predicted, *memory, status))

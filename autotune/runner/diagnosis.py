@@ -157,7 +157,8 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
     },
 }
 _LOST_WORKER: Final = (  # in torch's words, or as the child adds them to an error
-    r"\A(?!.*Caught \w+ in DataLoader worker).*(killed by signal|exited unexpectedly|ConnectionReset)|"
+    r"\A(?!.*Caught \w+ in DataLoader worker).*"
+    r"((DataLoader worker|Pin memory thread).* (killed by signal|exited unexpectedly)|(?P<reset>ConnectionReset))|"
     r"(?m:^DataLoader worker \(pid \d+\) (is killed|exited))"
 )
 _WORKER_END: Final = (
@@ -182,13 +183,14 @@ class TrialFailure:
 Reply = Report | TrialFailure
 
 
-def diagnose_error(failed: FailureReport, shm: str = "", output: str = "") -> TrialFailure:
+def diagnose_error(failed: FailureReport, shm: str = "", output: str = "", *, has_workers: bool = True) -> TrialFailure:
     """Diagnose an error that the child reported: a resource ran out if the text says so, else the user's code failed.
 
     `shm` describes the use of /dev/shm, as in `: 64 MiB used of 64 MiB`; `output` may explain the death of a worker.
     """
     details = f"{failed.details}\n{output}".strip()
-    is_lost = re.search(_LOST_WORKER, failed.error)
+    in_step = failed.stage == "running step"  # whose own connections may be reset
+    is_lost = has_workers and not all(in_step and one["reset"] for one in re.finditer(_LOST_WORKER, failed.error))
     text = _drop_source(f"{failed.error}\n{failed.details}" + (f"\n{output}" if is_lost else ""))
     if re.search(_PINNING_FRAME, failed.details):  # without workers, only the traceback shows where memory ran out
         text = f"pin memory\n{text}"
@@ -273,7 +275,8 @@ def make_result(
             return TrialResult(status="completed", config=request.config, measurement=reply.measurement, **seen)
         failure = TrialFailure(DEVICE_MEMORY.status, DEVICE_MEMORY.describe_excess(used, budget))
     elif isinstance(reply, FailureReport):
-        failure = diagnose_error(reply, peak.describe_shm(), output).name_rank(reply.rank)
+        has_workers = request.config.dataloader.num_workers > 0
+        failure = diagnose_error(reply, peak.describe_shm(), output, has_workers=has_workers).name_rank(reply.rank)
         seen["samples"] = reply.samples
         seen["in_step"] = reply.stage == "running step" and failure.status != "crashed"  # a worker dies at any time
         seen["cause"] = _find_cause(reply) if failure.status == "workload_failed" else ""

@@ -114,7 +114,7 @@ class ResourceMonitor:
 
     def list_owners(self) -> list[int]:
         """List the processes of the trial that have names in /dev/shm; some may have ended."""
-        return [int(name.split("_")[1]) for name in list_names(self.seen) if name.startswith("torch_")]
+        return list({int(name.split("_")[1]) for name in list_names(self.seen) if name.startswith("torch_")})
 
     def start_command(self, *, is_sampled: bool = True) -> None:
         """Forget the peaks of the last command, and read exact numbers during it if workers may end before it does."""

@@ -23,6 +23,7 @@ from autotune.search.failures import FailureCheck, raise_if_unavoidable
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.search.surrogate import TrialModel
+from autotune.units import format_count
 
 SEARCH_PRECISION: Final = 0.05  # relative half-width at which a trial of the search ends; candidates are measured again
 SEARCH_SHARE: Final = 0.6  # of the seconds of a trial; the rest is for the validation
@@ -142,7 +143,7 @@ class Search:
         """Return why the search ends even if first configurations are still queued; empty if it may go on."""
         done, best, plan = len(self._records), self._model.best, self._plan
         if done >= plan.request.trials:
-            return f"all {plan.request.trials} trials done"
+            return f"the limit of {format_count(plan.request.trials, 'trial')} is reached"
         if not self._has_time(done):
             return "the time limit is reached"
         share = 0.0 if best is None else best.samples_per_second / plan.best_upper_bound

@@ -96,6 +96,15 @@ class Plan:
         """Return the settings of a configuration that change training unasked."""
         return [name for name, value in self.training_values.items() if SETTINGS[name].read(config) != value]
 
+    def name_baseline(self, config: LoaderConfig) -> str:
+        """Name the user's settings with what the request and the limits change in them, as `config` has it."""
+        name, own = "your DataLoader's settings", self.workload.baseline
+        if own is None:
+            name = "PyTorch's defaults"
+            own = LoaderConfig(dataloader=DataLoaderSettings(batch_size=config.dataloader.batch_size))
+        changes = describe_difference(config, own)
+        return f"{name} with {changes}" if changes else name
+
     def change(self, config: LoaderConfig, values: Mapping[str, Any]) -> LoaderConfig:
         """Return a configuration with other values of some settings."""
         return config_from_values({**setting_values(config), **values}, self.space.start_method)
@@ -168,8 +177,6 @@ def make_plan(request: TuningRequest, machine: MachineProfile, workload: Workloa
         tried = [config_from_values({**values, "num_workers": count}, start_method) for count in counts]
         fitting = (one for one in tried if not ResourceModel(workload).predict(one).describe_excess(budgets))
         baseline = next(fitting, tried[0])
-        if changes := describe_difference(baseline, own):
-            notes.append(f"the baseline is your DataLoader with {changes}: the request and the limits apply to it, too")
     if processes > 1:
         notes.append(f"{processes} training processes run at once: all values are for each of them")
     hardware, cpus = machine.hardware(workload.accelerator), local_machine.usable_cpus

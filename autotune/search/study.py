@@ -108,7 +108,10 @@ def open_study(plan: Plan) -> optuna.Study:
     }
     with explain_errors(request, "opened"):
         opened: dict[str, Any] = {"storage": open_storage(request.storage), "load_if_exists": not request.fresh}
-        study = optuna.create_study(study_name=request.study_name, direction="maximize", **opened)
+        try:
+            study = optuna.create_study(study_name=request.study_name, direction="maximize", **opened)
+        except optuna.exceptions.DuplicatedStudyError:
+            raise StudyError(f"Study {request.study_name} exists: with --fresh, give another --study-name.") from None
         for name, value in about.items():
             if (stored := study.user_attrs.get(name, value)) != value:
                 difference = f"has {name} {stored}, not {value}"

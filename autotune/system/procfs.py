@@ -264,12 +264,24 @@ def read_file_positions() -> dict[tuple[str, str], int]:
     return found
 
 
+def list_shared_files() -> set[str]:
+    """Return the files that this process has open to read, and its sockets: forked processes share their state."""
+    links = map(_read_link, list_folder(PROC / "self" / "fd"))
+    return {path for _, path in read_file_positions()} | {one for one in links if one.startswith("socket:")}
+
+
 def read_tcp_bytes(field: struct.Struct) -> dict[tuple[str, str], int]:
     """Return the bytes so far of the TCP connections of this process, such as SENT_BYTES, by descriptor and peer."""
     found = {}
     for descriptor in list_folder(PROC / "self" / "fd"):
         if _read_link(descriptor).startswith("socket:"):
-            with suppress(OSError, struct.error), socket.socket(fileno=os.dup(int(descriptor.name))) as connection:
+            copied = {
+                "type": socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+            }  # else a default timeout would change the socket
+            with (
+                suppress(OSError, struct.error),
+                socket.socket(fileno=os.dup(int(descriptor.name)), **copied) as connection,
+            ):
                 if connection.family in (socket.AF_INET, socket.AF_INET6):
                     host, port, *_ = connection.getpeername()
                     state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, field.size)

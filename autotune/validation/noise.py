@@ -63,9 +63,9 @@ class NoiseMonitor:
                 f"{MAX_THROTTLED_SHARE:.0%}), as expected if workers saturate it: tune again if training has another."
             )
         if (drift := measure_drift(rates)) > MAX_DRIFT:
-            change = f"{drift:.1%}" if drift < 1 else f"{1 + drift:.3g}x"
+            change = f"by {drift:.1%}" if drift < 1 else f"by a factor of {1 + drift:.3g}"
             yield (
-                f"The machine became {change} slower or faster between runs (limit {MAX_DRIFT:.0%}): check for "
+                f"The speed of the machine changed {change} between runs (limit {MAX_DRIFT:.0%}): check for "
                 "other load, heat or power saving, and tune again. Speedups compare the same runs and hardly change."
             )
 

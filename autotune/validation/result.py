@@ -129,7 +129,7 @@ def _build_result(
         **numbers,
         validation_runs=validation.runs,
         epochs=plan.request.epochs,
-        baseline=schema.Baseline(description=name_baseline(plan, base.config), **facts) if base.rate else None,
+        baseline=schema.Baseline(description=plan.name_baseline(base.config), **facts) if base.rate else None,
         decision="no_change" if config == plan.baseline else "faster",
         upper_bound_samples_per_second=bound if plan.has_reliable_upper_bound(config, rate) else None,
         wait_share=wait_share,
@@ -198,22 +198,14 @@ def estimate_contributions(
     for setting, before, after, (ratio, log_error) in reversed(list(gains)):
         error = log_error if {before, after} <= tried else math.hypot(log_error, GUESS_ERROR)
         factor = math.exp(NORMAL_QUANTILE * error)
-        speedup, ci95 = ratio, (ratio / factor, ratio * factor)
-        if is_single := len(settings) == 1:
-            speedup, ci95 = decision.speedup, decision.speedup_ci95 or ci95
-        step: dict[str, Any] = {"setting": setting, "samples_per_second": rate, "speedup": speedup}
-        rows.append(schema.Contribution(**step, speedup_ci95=ci95, is_estimate=not is_single))
-        rate /= speedup
+        is_single = len(settings) == 1
+        step: dict[str, Any] = {"setting": setting, "samples_per_second": rate, "speedup": ratio}
+        step["speedup_ci95"] = ratio / factor, ratio * factor
+        if is_single:
+            step |= {"speedup": decision.speedup, "speedup_ci95": decision.speedup_ci95}
+        rows.append(schema.Contribution(**step, is_estimate=not is_single))
+        rate /= step["speedup"]
     return tuple(reversed(rows))
-
-
-def name_baseline(plan: Plan, config: LoaderConfig) -> str:
-    """Return the name of a baseline in reports; the request may fix settings of PyTorch's defaults."""
-    if plan.workload.baseline is not None:
-        return "your DataLoader's settings"
-    fixed = (SETTINGS[name] for name in plan.request.fixed if name != "batch_size")
-    given = [f"{one.name}={one.read(config)!r}" for one in fixed if one.read(config) not in (None, one.default)]
-    return f"PyTorch's defaults with {', '.join(given)}" if given else "PyTorch's defaults"
 
 
 def _summarize_trial(number: int, record: TrialRecord, plan: Plan) -> schema.TrialSummary:

@@ -84,16 +84,20 @@ def test_members_of_enumerations_and_objects_that_contain_themselves_are_read_on
     ],
 )
 def test_the_samples_of_a_batch_are_counted_by_its_tensors_arrays_or_sequences(batch: object, samples: int) -> None:
-    assert count_samples(batch, expected=7) == samples
+    assert count_samples(batch, 7) == samples
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_the_samples_of_a_nested_tensor_are_counted_though_it_has_no_shape() -> None:
-    assert count_samples(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), expected=7) == 2
+    assert count_samples(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), 7) == 2
 
 
 def test_a_list_of_one_tensor_is_not_one_sample_if_the_batch_size_is_unknown() -> None:
-    assert count_samples([torch.zeros(8, 2)], expected=1) == 8
+    assert count_samples([torch.zeros(8, 2)], None) == 8
+
+
+def test_a_batch_of_one_sample_has_one_whatever_its_tensors_look_like() -> None:
+    assert count_samples(((torch.zeros(3, 64, 64),), ({"boxes": torch.zeros(5, 4)},)), 1) == 1
 
 
 @pytest.mark.parametrize(

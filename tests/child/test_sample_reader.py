@@ -199,7 +199,13 @@ class Curriculum(Samples):
     ],
 )
 def test_a_dataset_that_differs_between_epochs_is_found(workload: LoadedWorkload, cause: str | None) -> None:
-    assert find_epoch_state(workload) == cause
+    assert find_epoch_state(workload, str) == cause
+
+
+def test_each_start_of_an_epoch_is_progress_because_it_may_be_slow() -> None:
+    phases = list[str]()
+    find_epoch_state(load(Stream()), phases.append)
+    assert phases == ["comparing two epochs"] * 2
 
 
 class Decoded(Dataset[torch.Tensor]):

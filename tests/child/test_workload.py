@@ -106,7 +106,7 @@ class Remote:
     """Refers to a dataset in another process: it has any attribute, and some raise."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("iterables", "batch_size", "num_shards", "set_epoch"):
+        if name in ("iterables", "batch_size", "set_batch_size", "num_shards", "set_epoch"):
             raise ConnectionError(f"{name} was asked for after the other process had ended")
         return lambda *arguments, **named: None
 
@@ -124,7 +124,7 @@ def test_an_object_that_has_any_attribute_is_a_dataset_even_if_some_raise(monkey
     monkeypatch.setitem(sys.modules, "user_data", module)
     workload = load_workload(WorkloadRequest(dataset="user_data:make"))
     assert workload.parts.dataset is remote
-    assert (workload.fixed, find_epoch_state(workload)) == ({}, None)
+    assert (workload.fixed, find_epoch_state(workload, str)) == ({}, None)
 
 
 class Endless(IterableDataset[int]):

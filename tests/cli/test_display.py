@@ -84,7 +84,7 @@ def test_a_first_trial_with_another_batch_size_than_the_users_says_so(display: T
     own = make_workload(baseline=make_config(2, batch_size=32))
     display.show_plan(make_test_plan(own, fixed={}, search={"batch_size": (8, 64)}))
     show(display, 1, make_result(make_config(2, batch_size=8), 200.0))
-    assert "baseline: your DataLoader with batch_size=8" in display.read()
+    assert "baseline: your DataLoader's settings with batch_size=8" in display.read()
 
 
 @pytest.mark.parametrize(("config", "rows"), [(make_config(2), 0), (make_config(8), 1)])
@@ -99,8 +99,8 @@ def test_the_recommended_configuration_is_a_row_of_the_table(
     search = profile.search.model_copy(update={"phase_seconds": {"validation": 11.0}})
     display.show_result(profile.model_copy(update={"search": search}))
     *added, validated, last = display.read().splitlines()
-    assert [row.endswith("1,800         9.0x  measured in the validation") for row in added] == [True] * rows
-    assert validated == "Validating the best against the baseline, each run in a new process ... 11.0 s"
+    assert [row.endswith("1,800         1.8x  measured in the validation") for row in added] == [True] * rows
+    assert validated == "Validated the best against the baseline in 11.0 s, each run in a new process."
     assert last == ""
 
 

@@ -41,19 +41,13 @@ def test_a_run_ends_with_the_result_one_tip_one_warning_and_lines_to_paste() -> 
 
 def test_no_change_is_one_sentence_and_nothing_is_to_be_pasted() -> None:
     transcript = """
-        Result  No change recommended: PyTorch's defaults are within noise of the best.
+        Result  No change recommended: no other settings were certainly faster than PyTorch's defaults.
                 1,800 samples/s in training (95% CI 1,750-1,850)
                 waiting for data 10% of the time · peak memory 1.0 GiB · bottleneck: the training step
         Saved to out/dltune.json in 35.0 s. Report: dltune report out/dltune.json
     """
     profile = make_profile(config=make_config(), result=make_profile_result(**NO_CHANGE))
     assert render_summary(profile, "out/dltune.json") == read(transcript)
-
-
-def test_others_that_the_run_had_no_time_to_compare_are_not_within_noise() -> None:
-    result = make_profile_result(**NO_CHANGE | {"validation_runs": 1})
-    text = render_summary(make_profile(config=make_config(), result=result), "dltune.json")
-    assert "the run ended before others were compared with PyTorch's defaults." in " ".join(text.split())
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -71,7 +65,7 @@ def test_all_lines_but_those_to_paste_fit_the_terminal(width: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"validation_runs": 0, "samples_per_second_ci95": None}, "Not validated: it replaces no validated profile."),
+        ({"validation_runs": 0, "samples_per_second_ci95": None}, "Not validated: autotune.load and dltune"),
         ({"baseline": None, "speedup": None, "speedup_ci95": None}, "The baseline could not run"),
         ({"speedup": 16.66, "speedup_ci95": (15.0, 123.4)}, "16.7x faster than PyTorch's defaults (95% CI 15.0-123x)"),
         ({"bottleneck": "io"}, "bottleneck: I/O"),
@@ -83,8 +77,8 @@ def test_the_end_of_a_run_names_the_evidence_and_the_bottleneck(changes: dict[st
 
 def test_an_interrupted_run_names_the_command_that_continues_it() -> None:
     profile = make_profile(is_complete=False, result=make_profile_result(validation_runs=1))
-    words = "validated profile. Interrupted: the same command continues, unless it has --fresh."
-    assert words in render_summary(profile, "dltune.json", width=140)
+    words = "if the file has one. Interrupted: the same command continues, unless it has --fresh."
+    assert words in render_summary(profile, "dltune.json", width=200)
     assert words in render_profile(profile, "dltune.json")
 
 

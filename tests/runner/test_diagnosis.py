@@ -6,7 +6,7 @@ import pytest
 
 from autotune.errors import UsageError, WorkloadError
 from autotune.protocol.measurement import TrialResult, TrialStatus
-from autotune.protocol.messages import FailureReport, ReadyReport, Report, TrialReport, TrialRequest
+from autotune.protocol.messages import FailureReport, ReadyReport, Report, Stage, TrialReport, TrialRequest
 from autotune.request import WorkloadRequest
 from autotune.runner.diagnosis import (
     TrialFailure,
@@ -255,6 +255,20 @@ def test_a_lost_worker_is_described_by_the_most_specific_line_of_the_chain(endin
     message = judge(RESET, f"RuntimeError: DataLoader worker (pid 7) {ending}. \n{RESET}").message
     assert message.startswith(f"lost a worker process: DataLoader worker (pid 7) {ending}. ")
     assert advice in message
+
+
+@pytest.mark.parametrize("error", [RESET, "RuntimeError: ffmpeg exited unexpectedly"])
+@pytest.mark.parametrize(("stage", "has_workers"), [("trial", False), ("running step", True)])
+def test_without_workers_or_in_the_step_a_lost_connection_or_process_is_the_users(
+    error: str, stage: Stage, has_workers: bool
+) -> None:
+    found = diagnose_error(FailureReport(stage=stage, error=error), has_workers=has_workers)
+    assert (found.status, found.message) == ("workload_failed", f"raised {error}")
+
+
+def test_a_worker_that_dies_during_the_step_is_lost() -> None:
+    found = diagnose_error(FailureReport(stage="running step", error=f"{RESET}\n{EXIT_ZERO}"))
+    assert (found.status, found.message[:21]) == ("crashed", "lost a worker process")
 
 
 def test_the_output_of_the_processes_explains_why_a_worker_is_lost() -> None:

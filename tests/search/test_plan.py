@@ -51,10 +51,8 @@ def test_a_ready_loader_is_the_baseline_with_changes_that_the_request_demands(
 ) -> None:
     found = plan_ready(**options)
     assert found.baseline.dataloader == OWN.dataloader.model_copy(update=changes)
-    expected = ", ".join(f"{name}={value}" for name, value in changes.items())
-    notes = [note for note in found.space.notes if note.startswith("the baseline is your DataLoader with")]
-    assert len(notes) == bool(changes)
-    assert all(expected in note for note in notes)
+    given = ", ".join(f"{name}={value}" for name, value in changes.items())
+    assert found.name_baseline(found.baseline) == f"your DataLoader's settings{f' with {given}' if changes else ''}"
 
 
 def test_a_ready_loader_that_is_predicted_over_a_limit_is_compared_with_fewer_workers() -> None:

@@ -108,7 +108,7 @@ def test_a_record_is_the_same_after_it_was_stored() -> None:
     [
         ({"epochs": 20}, r"Study mine has epochs 10, not 20\. Give another --study-name"),
         ({"workload": OTHER}, r"Study mine has arguments {}, not {'size': 512}\. Give another"),
-        ({"fresh": True}, "'mine' already exists"),
+        ({"fresh": True}, "Study mine exists: with --fresh, give another --study-name"),
     ],
 )
 def test_a_study_of_another_workload_or_before_a_fresh_run_is_refused(options: dict[str, Any], words: str) -> None:

@@ -56,8 +56,8 @@ def test_a_quiet_machine_is_not_described() -> None:
         ({"others": (0.7,)}, "Other processes used 70% of a CPU during the validation (limit 15%; usable CPUs: 2)"),
         ({"steal": 0.034}, "3.4% of the CPU time to other virtual machines during the validation (limit 3%)"),
         ({"throttled": 42}, "used up in 42.0% of its periods during the validation (limit 10%), as expected"),
-        ({"drift": 0.12}, "became 12.0% slower or faster between runs (limit 8%)"),
-        ({"drift": 20.8}, "became 21.8x slower or faster between runs (limit 8%)"),
+        ({"drift": 0.12}, "speed of the machine changed by 12.0% between runs (limit 8%)"),
+        ({"drift": 20.8}, "speed of the machine changed by a factor of 21.8 between runs (limit 8%)"),
     ],
 )
 def test_each_disturbance_has_a_sentence_with_its_number_limit_and_next_step(

@@ -14,13 +14,13 @@ from autotune.config import LoaderConfig, ProcessSettings
 from autotune.errors import NoFeasibleConfigError, TrialError, UsageError
 from autotune.profiles.schema import Contribution, TunedProfile
 from autotune.protocol.measurement import RankWaits, TrialResult
-from autotune.request import TuningRequest
+from autotune.request import TuningRequest, ValueRange
 from autotune.search.loop import SearchOutcome
 from autotune.search.plan import Plan, make_plan
 from autotune.search.study import TrialRecord
 from autotune.validation.candidate_runs import CandidateRuns
 from autotune.validation.decision import Decision
-from autotune.validation.result import GUESS_ERROR, build_profile, estimate_contributions, name_baseline, trace_workers
+from autotune.validation.result import GUESS_ERROR, build_profile, estimate_contributions, trace_workers
 from autotune.validation.runs import Validation
 from tests.builders import (
     GIB,
@@ -128,9 +128,13 @@ def test_without_a_result_the_reason_is_raised() -> None:
         build(failed, validation=NOT_VALIDATED, interrupted_by=TrialError("lost"))
 
 
-def test_the_baseline_is_named_with_the_settings_that_the_request_fixes() -> None:
-    plan = make_test_plan(IO_BOUND, fixed={"num_workers": 8, "in_order": True})
-    assert name_baseline(plan, make_config(8)) == "PyTorch's defaults with num_workers=8"
+@pytest.mark.parametrize(
+    "options",
+    [{"fixed": {"num_workers": 8, "in_order": True}}, {"search": {"num_workers": ValueRange(low=8, high=16)}}],
+)
+def test_the_baseline_is_named_with_the_settings_that_the_request_asks_for(options: dict[str, Any]) -> None:
+    plan = make_test_plan(IO_BOUND, **options)
+    assert plan.name_baseline(plan.baseline) == "PyTorch's defaults with num_workers=8"
 
 
 def test_a_profile_has_the_raw_runs_the_phases_and_the_request() -> None:
