@@ -24,9 +24,9 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from autotune.checking import check
 from autotune.errors import UsageError
-from autotune.online.attach import autopilot
+from autotune.online.attach import attach, autopilot
 from autotune.online.autopilot import Autopilot, Options, Stats, print_sentence
-from autotune.online.group import WorkerGroup, WorkerSettings, wait_for_ending_workers
+from autotune.online.group import WorkerGroup, WorkerSettings, list_workers, wait_for_ending_workers
 from autotune.online.result import find_start, read_facts, read_hardware
 from autotune.online.windows import PAUSE_SECONDS, Window
 from autotune.profiles.load import load, select_profile
@@ -657,6 +657,24 @@ def test_a_look_at_a_batch_neither_limits_the_workers_nor_ends_the_tuning() -> N
         if loader.autopilot_state.controller.settings.workers > 1:
             break
     assert loader.autopilot_state.controller.settings.workers > 1
+
+
+def test_a_second_iterator_gets_no_workers_beyond_the_limit() -> None:
+    loader: Any = autopilot(DataLoader(Waiting(0.002, 8000), 8), None, max_workers=2, quiet=True)
+    for _ in loader:
+        if loader.autopilot_state.controller.settings.workers == 2:
+            break
+    iterators = [iter(loader), iter(loader)]
+    assert [len(next(one)) for one in iterators] == [8, 8]
+    assert len(list_workers()) == 2
+
+
+def test_a_copy_of_a_loader_that_dltune_run_tunes_is_a_plain_loader() -> None:
+    loader: Any = DataLoader(Waiting(), 8, num_workers=1, persistent_workers=True)
+    attach(loader, Options(place="train.py:3", quiet=True, profile=None))
+    copied = copy.copy(loader)
+    assert type(copied) is DataLoader
+    assert [len(list(one)) for one in (loader, copied)] == [8, 8]
 
 
 class Endless(torch.utils.data.Sampler[int]):

@@ -130,6 +130,25 @@ class Counting:
         return index
 
 
+class Opening:
+    """Opens its file in the process that first asks for a sample."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read: Seeking | None = None
+
+    def __call__(self, index: int) -> int:
+        self._read = self._read or Seeking(self._path.open("rb", buffering=0))
+        return self._read(index)
+
+
+class Fast(Reading):
+    """Samples that the training process loads faster than workers."""
+
+    def __getitem__(self, index: int) -> int:
+        return self._read(index)
+
+
 def converge(dataset: Any, own: int = 0, profile: str | None = None) -> Autopilot:
     """Train until the workers are chosen, and check the batches."""
     loader: Any = autopilot(DataLoader(dataset, 8, num_workers=own), profile)
@@ -248,6 +267,33 @@ def test_a_tcp_connection_that_is_not_in_the_dataset(capsys: pytest.CaptureFixtu
         state = converge(Reading(ask))
     assert state.controller.settings.workers == 0
     assert f"share the connection to 127.0.0.1:{address[1]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_a_file_that_each_worker_opens_is_not_opened_by_the_training(opens: bool, tmp_path: Path) -> None:
+    (tmp_path / "samples").write_bytes(bytes(range(256)))
+    state = converge(Fast(Opening(tmp_path / "samples") if opens else int), own=2)
+    assert (WorkerSettings(0, 2) in state.controller.windows) is not opens
+
+
+class Client:
+    """Has a descriptor, as clients of databases in C do."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+
+def test_a_connection_of_a_client_in_c(capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        dataset: Any = Reading(int)
+        dataset.client = Client(ours.fileno())
+        state = converge(dataset)
+    assert state.controller.settings.workers == 0
+    assert "share the dataset's connection" in capsys.readouterr().err
 
 
 def test_a_pipe_of_multiprocessing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,12 @@ def test_an_interrupted_run_names_the_command_that_continues_it() -> None:
     assert words in render_profile(profile, "dltune.json")
 
 
+def test_without_a_baseline_no_settings_before_are_shown() -> None:
+    profile = make_result_profile(baseline=None, speedup=None, speedup_ci95=None)
+    assert "  num_workers         -       4\n" in render_profile(profile, "dltune.json")
+    assert render_summary(profile, "dltune.json").startswith("Result  batch_size=64, num_workers=4")
+
+
 def test_several_processes_are_shown_with_their_sum_and_their_waits() -> None:
     waits = BatchWaits(p50=0.001, p95=0.002, p99=0.003)
     profile = make_result_profile(rank_wait_seconds=(0.001, 0.004), batch_waits=waits)

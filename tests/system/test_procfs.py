@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
+import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from autotune.system.procfs import (
+    SENT_BYTES,
     is_cleaner,
     is_exiting,
     list_empty_segments,
@@ -23,6 +25,7 @@ from autotune.system.procfs import (
     measure_segments,
     memory_upper_bound,
     read_smaps,
+    read_tcp_bytes,
     remove_folder,
     remove_segments,
 )
@@ -154,3 +157,14 @@ def test_each_segment_counts_once_whether_it_is_mapped_open_or_only_has_a_name(t
         total, unmapped = measure_segments([os.getpid()], ["name"], shm=tmp_path)
     assert (total - before, unmapped - before) == (7 * mmap.PAGESIZE, 6 * mmap.PAGESIZE)
     assert measure_segments([os.getpid()], [], shm=tmp_path / "missing") == (0, 0)
+
+
+def test_looking_at_connections_leaves_them_blocking_though_new_ones_have_a_timeout() -> None:
+    ours, theirs = socket.socketpair()
+    socket.setdefaulttimeout(30)
+    try:
+        read_tcp_bytes(SENT_BYTES)
+    finally:
+        socket.setdefaulttimeout(None)
+    with ours, theirs:
+        assert os.get_blocking(ours.fileno())

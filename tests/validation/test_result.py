@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.config import LoaderConfig, ProcessSettings
+from autotune.config import Interval, LoaderConfig, ProcessSettings
 from autotune.errors import NoFeasibleConfigError, TrialError, UsageError
 from autotune.profiles.schema import Contribution, TunedProfile
 from autotune.protocol.measurement import RankWaits, TrialResult
@@ -257,7 +257,11 @@ def test_without_workers_in_the_result_the_curve_has_default_values() -> None:
 
 
 def estimate(
-    config: LoaderConfig, *tried: LoaderConfig, validation: Validation = VALIDATED, speedup: float | None = 4.0
+    config: LoaderConfig,
+    *tried: LoaderConfig,
+    validation: Validation = VALIDATED,
+    speedup: float | None = 4.0,
+    speedup_ci95: Interval | None = (3.9, 4.1),
 ) -> tuple[Contribution, ...]:
     """Estimate contributions if workers are certain to treble the throughput, and nothing else is known to matter."""
 
@@ -265,7 +269,7 @@ def estimate(
         return [(3.0, 0.05), *((1.02, 0.001) for _ in path[2:])]
 
     records = [make_record(make_result(one, 100.0), one, 100.0) for one in tried]
-    decision = Decision(config, 400.0, None, speedup, (3.9, 4.1))
+    decision = Decision(config, 400.0, None, speedup, speedup_ci95)
     found = find(*records, predict_speedups=predict_speedups)
     return estimate_contributions(make_test_plan(IO_BOUND), found, validation, decision)
 
@@ -292,6 +296,11 @@ def test_a_step_that_was_never_tried_is_as_uncertain_as_a_guess() -> None:
 def test_a_single_setting_contributes_the_measured_speedup() -> None:
     (row,) = estimate(make_config(12, 2))
     assert (row.speedup, row.speedup_ci95, row.is_estimate) == (4.0, (3.9, 4.1), False)
+
+
+def test_a_single_step_that_was_measured_once_has_no_interval() -> None:
+    (row,) = estimate(make_config(12, 2), speedup_ci95=None)
+    assert (row.speedup, row.speedup_ci95) == (4.0, None)
 
 
 def test_without_a_validated_gain_there_are_no_contributions() -> None:
