@@ -164,10 +164,10 @@ def build_plain_loader(
     )
 
 
-def count_epoch_batches(loader: MeasuredLoader) -> int | None:
-    """Count the batches of a whole epoch; None if neither the sampler nor the dataset has a length."""
+def read_length(one: Any) -> int | None:
+    """Return the length of a loader, in batches, or of a sampler or dataset, in samples; None if it has none."""
     try:
-        return len(loader)
+        return len(one)
     except Exception:  # a missing length is reported by many exceptions
         return None
 

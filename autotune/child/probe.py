@@ -25,7 +25,7 @@ from autotune.child.device import (
     synchronize,
     time_calls,
 )
-from autotune.child.loader import build_plain_loader, count_epoch_batches
+from autotune.child.loader import build_plain_loader, read_length
 from autotune.child.sample_counts import SampleCountError, check_batches, count_samples
 from autotune.child.sample_reader import SampleReader, find_costly_lines, find_epoch_state
 from autotune.child.step import Step
@@ -120,7 +120,7 @@ def profile_workload(
         kind=workload.kind,
         samples=workload.expected_samples,
         counted_samples=reader.epoch_samples,
-        epoch_batches=count_epoch_batches(build_plain_loader(workload, None)) if has_own_batches else None,
+        epoch_batches=read_length(build_plain_loader(workload, None)) if has_own_batches else None,
         batching=workload.batching,
         drop_last=parts.drop_last,
         probe_batch_size=max(1, round(usual.samples)),

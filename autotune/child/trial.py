@@ -21,10 +21,10 @@ from autotune.child.loader import (
     StoppableDataLoader,
     build_loader,
     build_plain_loader,
-    count_epoch_batches,
     count_epoch_samples,
     count_last_samples,
     is_forking,
+    read_length,
 )
 from autotune.child.sample_counts import check_batches, count_samples
 from autotune.child.step import Step
@@ -140,7 +140,7 @@ class TrialRun:
         self._began = 0.0
         self._started: float | None = None  # where its seconds begin
         self._epoch_samples = count_epoch_samples(self._loader, workload) or None
-        self._stopping = StoppingRule(request, count_epoch_batches(self._loader))
+        self._stopping = StoppingRule(request, read_length(self._loader))
         self._copier = DeviceCopier(device) if request.config.process.device_prefetch else None
         self._traces: list[EpochTrace] = []
         self._batches = 0

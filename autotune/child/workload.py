@@ -38,7 +38,7 @@ from autotune.child.custom_loaders import (
     record_call,
     replace_new,
 )
-from autotune.child.loader import IterableLoader, is_forking
+from autotune.child.loader import IterableLoader, is_forking, read_length
 from autotune.child.sample_counts import SampleCountTracker, count_samples
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
@@ -96,10 +96,7 @@ class LoadedWorkload:
     def expected_samples(self) -> int | None:
         """Samples of an epoch, the length of the sampler or the dataset; None if neither has one."""
         counted = self.parts.sampler if self.parts.sampler is not None else self.parts.dataset
-        try:
-            return None if self.batches_are_external else len(counted)  # type: ignore[arg-type]  # many have no length
-        except Exception:  # an iterable dataset may raise any
-            return None
+        return None if self.batches_are_external else read_length(counted)
 
     @property
     def own_bytes(self) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from autotune.child.custom_loaders import record_call, replace_new
-from autotune.child.loader import StoppableDataLoader, build_loader, build_plain_loader, count_epoch_batches
+from autotune.child.loader import StoppableDataLoader, build_loader, build_plain_loader, read_length
 from autotune.child.trial import TrialRun
 from autotune.child.workload import LoadedWorkload, load_workload
 from autotune.config import DataLoaderSettings
@@ -129,7 +129,7 @@ def test_settings_that_a_class_does_not_accept_are_left_to_it() -> None:
 def test_whole_epochs_of_a_loader_that_never_restarts_have_its_own_length(workers: int) -> None:
     workload = load("NeverRestarting", batch_size=4, shuffle=True)
     assert not build_plain_loader(workload, 4).ends_with_sampler
-    assert count_epoch_batches(build_plain_loader(workload, 4)) == 15
+    assert read_length(build_plain_loader(workload, 4)) == 15
     found = measure(workload, workers, 4, epochs=3, precision=0.0)
     assert list_lengths(found) == [(15, 60)] * 3
     assert [trace.closed_after for trace in found.epochs] == [None, None, None]
