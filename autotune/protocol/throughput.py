@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from autotune.config import LoaderConfig
@@ -19,6 +20,8 @@ from autotune.protocol.statistics import blend_spread, student_t
 
 UNSEEN_SPREAD: Final = 0.04  # prior of the relative spread of epochs; measured 1% to 9%
 UNSEEN_WEIGHT: Final = 4  # degrees of freedom of the prior
+BATCH_SPREAD: Final = 0.15  # prior of the relative spread of batches; measured 2% to 70%
+BATCH_WEIGHT: Final = 2  # degrees of freedom of the prior
 MIN_BLOCKS: Final = 4
 MAX_BLOCKS: Final = 8  # consecutive batches are correlated; long blocks hardly
 MIN_BATCH_SECONDS: Final = 1e-9
@@ -68,7 +71,7 @@ def estimate(measurement: Measurement, config: LoaderConfig, epochs: int) -> Thr
     # Each epoch varies once, and epochs ahead share the error of their mean. Extrapolated batches share that of theirs.
     spread, quantile = blend_spread(later, UNSEEN_SPREAD * epoch_seconds, UNSEEN_WEIGHT)
     variance = (len(lengths) + ahead) * spread**2 + (ahead * spread) ** 2 / len(later)
-    half_width = steady.half_width or 2 * UNSEEN_SPREAD * steady.batch_seconds
+    half_width = steady.half_width or _guess_half_width(traces, config, steady.batch_seconds)
     error = math.hypot(quantile * math.sqrt(variance), epochs * statistics.fmean(unseen) * half_width) / total
     return ThroughputEstimate(samples / total, error, wait_share, epoch_seconds)
 
@@ -156,6 +159,15 @@ def _half_width(times: tuple[float, ...], workers: int) -> float | None:
     size = rounds // blocks * workers
     means = [(times[(i + 1) * size] - times[i * size]) / size for i in range(blocks)]
     return student_t(blocks - 1) * statistics.stdev(means) / math.sqrt(blocks)
+
+
+def _guess_half_width(traces: Sequence[EpochTrace], config: LoaderConfig, batch_seconds: float) -> float:
+    """Return the half-width of the 95% interval of seconds per batch from too few rounds for `_half_width`."""
+    if config.dataloader.num_workers > 1:  # whose batches arrive together
+        return 2 * UNSEEN_SPREAD * batch_seconds
+    batches = [end - start for trace in traces for start, end in pairwise((0.0, *trace.batch_seconds))]
+    spread, quantile = blend_spread(batches, BATCH_SPREAD * batch_seconds, BATCH_WEIGHT)
+    return quantile * spread / math.sqrt(max(1, len(batches)))
 
 
 def throughput_upper_bound(trace: EpochTrace, config: LoaderConfig, epoch_batches: int | None) -> float:
