@@ -148,12 +148,18 @@ class TuningRequest(FrozenModel):
 
 def reword(message: str) -> str:
     """Return a message of pydantic as part of a sentence."""
-    return message.removeprefix("Value error, ").replace("Input should", "it must")
+    return (
+        message.removeprefix("Value error, ")
+        .replace("Input should", "it must")
+        .replace("Tuple should", "it must")
+        .replace(" after validation", "")
+    )
 
 
 def explain_invalid(error: ValidationError) -> tuple[list[str], str]:
     """Return the path of the first invalid field, and the reason with the value, without the full stop."""
-    problem = error.errors(include_url=False)[0]
+    problems = error.errors(include_url=False)
+    problem = next((one for one in problems if one["type"] != "model_type"), problems[0])  # else a value is no range
     reason, given = reword(problem["msg"]), problem["input"]
     if reason.startswith("it must be") and isinstance(given, int | float | str) and len(repr(given)) <= 40:
         reason += f", not {given!r}"

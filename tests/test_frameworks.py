@@ -294,7 +294,10 @@ def test_a_class_with_its_own_constructor_is_rejected_with_the_call_of_make_load
     from tests.custom_loaders import PicksItsPrefetch
 
     ready = PicksItsPrefetch(make_numbers())
-    with pytest.raises(UsageError, match=r"PicksItsPrefetch has its own constructor.*make_loader\(PicksItsPrefetch"):
+    with pytest.raises(
+        UsageError,
+        match=r"PicksItsPrefetch has its own constructor.*make_loader\(tests\.custom_loaders\.PicksItsPrefetch",
+    ):
         make_tuned().apply_to(ready)
     with pytest.raises(UsageError, match="TensorDataset is not a DataLoader"):
         make_tuned().apply_to(make_numbers())

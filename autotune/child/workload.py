@@ -42,7 +42,7 @@ from autotune.child.loader import IterableLoader, is_forking, read_length
 from autotune.child.sample_counts import SampleCountTracker, count_samples
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
-from autotune.profiles.loaders import WITHOUT_WORKERS, list_parameters, takes
+from autotune.profiles.loaders import WITHOUT_WORKERS, find_inner_loaders, list_parameters, takes
 from autotune.profiles.schema import Preparer
 from autotune.request import Workload, WorkloadRequest, explain_invalid, split_import_string
 from autotune.settings import SETTINGS, SettingName, config_from_values
@@ -313,13 +313,8 @@ def wrap_dataset(made: Any, source: str, ends: bool | None = None) -> LoadedWork
 def _check_dataset(parts: Workload, source: str) -> None:
     dataset: Any = parts.dataset
     is_stream, found = isinstance(dataset, IterableDataset), f"{source} returned {describe(dataset)}"
-    if is_stream or _only_iterates(dataset):
-        attributes = getattr(dataset, "__dict__", {}).items()
-        lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in attributes}
-        loaders = [f"`.{name}`" for name, values in lists.items() if any(isinstance(one, DataLoader) for one in values)]
-        if loaders:
-            names = ", ".join(loaders)
-            raise UsageError(f"{found}, which contains a DataLoader: {names}. Return one DataLoader, or {REMEDY}.")
+    if names := ", ".join(find_inner_loaders(dataset)):
+        raise UsageError(f"{found}, which contains a DataLoader: {names}. Return one DataLoader, or {REMEDY}.")
     if _only_iterates(dataset):
         better = "Return the Dataset that it reads (an IterableDataset for a stream)"
         raise UsageError(f"{found}, which can only be iterated. {better}, or {REMEDY}.")

@@ -238,13 +238,14 @@ def _describe(plan: Plan, profiling_seconds: float) -> str:
     from autotune.system.software import read_own_version
 
     machine, workload, size = plan.machine, plan.workload, plan.workload.probe_batch_size
-    gpu, simulated = workload.accelerator, " (simulated)" if plan.request.workload.step_seconds else ""
+    request, gpu = plan.request.workload, workload.accelerator
+    kind = " (simulated)" if request.step_seconds else "" if request.step else " (built-in; yours with --step)"
     cpus = f"{machine.usable_cpus:g} CPU{'' if machine.usable_cpus == 1 else 's'}"
     device = "no GPU" if gpu is None else f"{f'{gpu.count} x ' if gpu.count > 1 else ''}{gpu.name}"
     here = f"{cpus} · {format_bytes(machine.memory_limit_bytes)} RAM · {device}"
     bound = "CPU-bound" if workload.cpu_share >= 0.5 else "I/O-bound"
     load = f"{format_seconds(workload.load_cost.at(size) / size)}/sample, {bound}"
-    step = f"step {format_seconds(workload.step_cost.at(size))}{simulated}"
+    step = f"step {format_seconds(workload.step_cost.at(size))}{kind}"
     return (
         f"dltune {read_own_version()} · {here} · torch {workload.software.torch.partition('+')[0]}\n"
         f"Profiled in {format_seconds(profiling_seconds)}: {load} · {step}, "

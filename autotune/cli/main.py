@@ -61,6 +61,8 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line with the arguments of the process."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # `__main__` has set it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # a standard stream is closed: no socket takes its place
         pass
     os.close(descriptor)

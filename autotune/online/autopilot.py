@@ -18,6 +18,7 @@ import torch
 
 from autotune.errors import UsageError
 from autotune.online.controller import MIN_WAIT_SHARE, Controller
+from autotune.online.dataset_objects import loads_by_torch
 from autotune.online.epoch import Epoch, EpochIterator
 from autotune.online.group import WorkerGroup, WorkerSettings, find_start_method, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
@@ -122,7 +123,8 @@ class Autopilot:
         start = None if self._path is None else find_start(self._path, self.facts, own)
         begin, known = start or (own, None)
         is_in_thread = threading.current_thread() is not threading.main_thread()  # whose random states it would change
-        needs_workers = own.workers > 0 and (is_in_thread or loader.worker_init_fn is not None)  # prepares the dataset
+        is_plain = loader.worker_init_fn is None and loads_by_torch(loader)  # others may change the dataset
+        needs_workers = own.workers > 0 and (is_in_thread or not is_plain)
         if needs_workers and not begin.workers:
             begin, known = own, None
         self.controller = Controller(own, begin, limits.cpus, self._limit_workers, known, needs_workers=needs_workers)
@@ -255,7 +257,6 @@ class Autopilot:
             else:
                 _end_all(self._kept)
             return
-        controller.needs_workers |= controller.own.workers > 0 and self._counters.opens_files
         controller.add(window)
         if last is not None and controller.drifts > drifts:
             self._drift = f"waits grew from {last.wait_share:.0%} to {window.wait_share:.0%} of the time; "

@@ -81,7 +81,7 @@ class Controller:
             as many as the second argument run already and stay.
         known: A window of `start` in an earlier run; about as fast, and waiting as little, it tries no others, unless
             the user has no workers and these are predicted to be slower.
-        needs_workers: Whether batches cannot be loaded in the training process; workers may show that later.
+        needs_workers: Whether the user's workers load what the training process should not.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Controller:
         needs_workers: bool = False,
     ) -> None:
         self.own, self.settings, self.cpus, self._limit = own, start, cpus, limit
-        self.known, self.needs_workers = known, needs_workers
+        self.known, self._needs_workers = known, needs_workers
         self.windows: dict[WorkerSettings, Window] = {}
         self.costs: BatchCosts | None = None
         self.has_converged = False
@@ -205,11 +205,21 @@ class Controller:
         are_enough = basis != self.own and costs.predict(fewer, cpus) > FEWER_RATIO * costs.predict(workers, cpus)
         if fewer > less and (are_crowded or are_enough):
             tries.append(WorkerSettings(fewer, prefetch))
-        is_cheap = not self.own.workers or costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
-        is_faster = self._is_faster_without_workers(max(one.rate for one in self.windows.values()))
-        if is_cheap and is_faster and not self.needs_workers:
+        if not self._needs_workers and self._may_need_none(max(one.rate for one in self.windows.values())):
             tries.append(WorkerSettings(0, self.own.prefetch))
         return tries
+
+    @property
+    def untried_rate(self) -> float:
+        """Batches per second that are predicted without workers, if that is faster and cannot be tried; else 0."""
+        now = self.final_window
+        is_faster = self._needs_workers and now is not None and self._may_need_none(now.rate)
+        return self.costs.predict(0, self.cpus) if is_faster and self.costs is not None else 0.0
+
+    def _may_need_none(self, rate: float) -> bool:
+        costs = self.costs
+        is_cheap = costs is not None and costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
+        return (is_cheap or not self.own.workers) and self._is_faster_without_workers(rate)
 
     def _is_faster_without_workers(self, rate: float) -> bool:
         return self.costs is not None and self.costs.predict(0, self.cpus) > WORTHWHILE_GAIN * rate

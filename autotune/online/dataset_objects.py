@@ -11,6 +11,7 @@ import os
 import pickle
 import random
 import stat
+import subprocess
 import sys
 import tempfile
 import threading
@@ -27,6 +28,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
 import torch
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, default_collate, default_convert
 
 from autotune.system.software import is_library
 
@@ -37,7 +39,19 @@ CONTAINERS: Final[tuple[Any, ...]] = (dict, list, set, deque)  # that may grow
 _MADE_FOR_FORKS: Final = (logging.Logger, logging.Handler, BaseProxy, Queue, SimpleQueue)  # may share connections
 _SKIPPED: Final = (type, ModuleType, FunctionType, CodeType, FrameType, *_MADE_FOR_FORKS)
 _SHARED: Final[tuple[Any, ...]] = (functools._lru_cache_wrapper, *CONTAINERS)
-_THREADED: Final = (threading.Thread, Executor)
+_FOLLOWED: Final = (threading.Thread, Executor, subprocess.Popen)
+
+
+def loads_by_torch(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader runs code of torch alone, which changes no dataset: samples in memory, collated."""
+    left, numpy = list[Any]([loader.dataset]), sys.modules.get("numpy")
+    arrays: tuple[Any, ...] = (list, tuple, range, torch.Tensor, TensorDataset, *([numpy.ndarray] if numpy else ()))
+    for one in left:
+        if type(one) in (Subset, ConcatDataset):
+            left += one.datasets if type(one) is ConcatDataset else [one.dataset]
+        elif type(one) not in arrays:
+            return False
+    return loader.collate_fn in (default_collate, default_convert)
 
 
 def list_objects(root: Any) -> Iterator[Any]:
@@ -74,7 +88,7 @@ def _is_own_function(one: Any) -> bool:
 
 
 def _list_shared(members: Iterable[Any], codes: set[CodeType]) -> Iterator[Any]:
-    """Yield caches, containers, generators and threads among members, and those that functions among them use.
+    """Yield caches, containers, generators, connections and threads among members and what functions among them use.
 
     Functions of the user's that these functions name count, too. Each code is read once.
     """
@@ -85,7 +99,8 @@ def _list_shared(members: Iterable[Any], codes: set[CodeType]) -> Iterator[Any]:
             own = filter(_is_own_function, tuple(named))
             named += [each for one in own if one.__code__ not in codes for each in _list_named(one, codes)]
         for one in named:
-            if any(type(one) is kind for kind in _SHARED) or issubclass(type(one), _THREADED) or is_generator(one):
+            is_known = any(type(one) is kind for kind in _SHARED) or issubclass(type(one), _FOLLOWED)
+            if is_known or is_generator(one) or is_connection(one):
                 yield one
 
 

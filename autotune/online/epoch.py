@@ -189,7 +189,6 @@ class Epoch:
             if group is None:
                 break
             returned, is_here = group.returned, not group.settings.workers
-            is_try = is_here and not group.is_own and returned < 0  # samples may need a worker
             if is_here:
                 self._limits.shared.begin_load(self.loader.dataset)
             try:
@@ -197,13 +196,12 @@ class Epoch:
             except StopIteration:  # of the sampler, if batches are loaded one by one in this process
                 break
             except BaseException as error:
-                is_failure = isinstance(error, Exception) if is_try else not group.is_own and _is_of_workers(error)
-                if not is_failure:
+                if group.is_own or not _is_of_workers(error):
                     if group.returned != returned:
                         self._finish_head(group, began)
                     raise
-                reason, patience = describe_error(error), self.loader.timeout or HANG_SECONDS
-                if is_try or not reason.startswith("RuntimeError: DataLoader timed out"):
+                patience = self.loader.timeout or HANG_SECONDS
+                if not (reason := describe_error(error)).startswith("RuntimeError: DataLoader timed out"):
                     self.fall_back(reason)
                     continue
                 waited += group.iterator._timeout
@@ -226,13 +224,10 @@ class Epoch:
     @defer_signals()
     def fall_back(self, reason: str) -> None:
         """End added workers, which have failed, and have a group of the user's own settings load their batches."""
-        what = "added workers" if self.settings.workers else "loading in the training process"
-        self.failure, self._first = self.failure or f"{what} failed ({reason})", None
+        self.failure, self._first = self.failure or f"added workers failed ({reason})", None
         self.settings = self._own
         replacement = WorkerGroup(self._own, self._take, is_own=True)
         for slot in self.queue:
-            if not isinstance(slot.indices, TimedIndices):
-                slot.indices = TimedIndices(slot.indices)
             if slot.group is None or not slot.group.is_own:
                 replacement.plan(slot)
         added = [one for one in self.groups if not one.is_own]

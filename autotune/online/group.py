@@ -225,19 +225,21 @@ os.register_at_fork(after_in_child=_disown)
 @atexit.register
 def _end_at_exit() -> None:
     """Have the workers of iterators that the script still holds end themselves, and so remove their files."""
-    end_soon([one for one in ITERATORS if not one._shutdown], END_SECONDS)
+    end_soon(list(ITERATORS), END_SECONDS)
 
 
 def end_soon(iterators: list[Any], seconds: float = SOON_SECONDS) -> None:
     """Have workers end themselves after the batch that they load, and so remove their files; then end the others."""
     deadline = time.monotonic() + seconds
+    iterators = [one for one in iterators if not one._shutdown]  # ended, or of the process that forked this one
     for iterator in iterators:
         iterator._workers_done_event.set()
         for number in range(len(iterator._workers)):
             with suppress(Exception):  # it has ended
                 iterator._mark_worker_as_unavailable(number, shutdown=True)
     for worker in (one for iterator in iterators for one in iterator._workers):
-        worker.join(max(0.0, deadline - time.monotonic()))
+        while worker.exitcode is None and time.monotonic() < deadline:  # `join` hangs if a worker closes its sentinel
+            time.sleep(0.005)
     for worker in (one for iterator in iterators for one in iterator._workers):
         worker.terminate()
 

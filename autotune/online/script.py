@@ -216,4 +216,6 @@ def _describe_change(state: Autopilot) -> str:
     lines = [f"Use it: {takes}(..., {prefix}num_workers={now.workers}{prefetch}){others}"] if now != own else []
     if (share := state.start_share) > MIN_START_SHARE:
         lines.append(f"Add {prefix}persistent_workers=True: starting workers takes up to {share:.0%} of each epoch.")
+    if rate := state.controller.untried_rate:
+        lines.append(f"Try {prefix}num_workers=0: {format_rate(rate)} batches/s are predicted.")
     return "".join(f"\n        {one}" for one in lines)

@@ -10,24 +10,22 @@ import pickle
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.sharedctypes import RawArray
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 import torch.utils.data._utils.worker as torch_worker
 
 from autotune.online.dataset_objects import read_globals
-from autotune.system.procfs import list_shared_files
 from autotune.system.worker_errors import UNSENT, report_unsent_data
 
 MAX_WORKERS: Final = 1024  # of all groups of an epoch; later ones share the counters of earlier ones
-_FIELDS: Final = 5  # batches, their seconds and CPU seconds; seconds until the first one; whether it opened files
+_FIELDS: Final = 4  # batches, their seconds, their CPU seconds; seconds from the start to the first batch
 
 
 class _Clock:
-    """When this worker was started and received its indices, its CPU time so far, and the files that it inherited."""
+    """When this worker was started and received its indices, and its CPU time at the end of the batch before."""
 
     started = arrived = cpu_seconds = 0.0
-    files: ClassVar[set[str]] = set()
 
 
 class WorkerCounters:
@@ -39,24 +37,16 @@ class WorkerCounters:
 
     def collate(self, collate: Callable[[Any], Any], samples: Any) -> Any:
         """Collate a batch by the user's `collate_fn`; count it in a worker."""
-        if (info := torch_worker.get_worker_info()) is None:
-            return collate(samples)
-        first = info.id % MAX_WORKERS * _FIELDS
-        if is_first := not self._values[first]:
-            self._values[first + 4] = not list_shared_files() <= _Clock.files  # before tensors are in shared memory
         batch = collate(samples)
-        before, _Clock.cpu_seconds = _Clock.cpu_seconds, time.process_time()
-        self._values[first + 1] += time.perf_counter() - _Clock.arrived
-        self._values[first + 2] += _Clock.cpu_seconds - before
-        self._values[first] += 1
-        if is_first:
-            self._values[first + 3] = time.perf_counter() - _Clock.started
+        if (info := torch_worker.get_worker_info()) is not None:
+            before, _Clock.cpu_seconds = _Clock.cpu_seconds, time.process_time()
+            first = info.id % MAX_WORKERS * _FIELDS
+            self._values[first + 1] += time.perf_counter() - _Clock.arrived
+            self._values[first + 2] += _Clock.cpu_seconds - before
+            self._values[first] += 1
+            if self._values[first] == 1:
+                self._values[first + 3] = time.perf_counter() - _Clock.started
         return batch
-
-    @property
-    def opens_files(self) -> bool:
-        """Whether a worker has opened files or connections, which the training process would pass on to later ones."""
-        return any(self._values[4::_FIELDS])
 
     @property
     def start_seconds(self) -> float:
@@ -141,7 +131,6 @@ def start_worker(
         torch_worker._worker_info = changed = copy.copy(info)
         object.__setattr__(changed, "id", number)
         object.__setattr__(changed, "num_workers", first + info.num_workers)
-    _Clock.files = list_shared_files()
     if init is not None:
         init(number)
     _Clock.cpu_seconds = time.process_time()

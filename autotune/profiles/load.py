@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, get_
 from autotune.config import DataLoaderSettings, FrozenModel, LoaderConfig
 from autotune.errors import ProfileError, UsageError
 from autotune.profiles.export import Library, translate
-from autotune.profiles.loaders import NEEDS_WORKERS, choose_arguments, list_kept, make_worker_init, replace_loader
+from autotune.profiles.loaders import (
+    NEEDS_WORKERS,
+    choose_arguments,
+    find_inner_loaders,
+    list_kept,
+    make_worker_init,
+    replace_loader,
+)
 from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_file
 from autotune.request import Workload
@@ -261,10 +268,7 @@ class TunedLoader:
         """
         from torch.utils.data import DataLoader, Dataset
 
-        if isinstance(source, DataLoader):
-            raise UsageError("make_loader takes a dataset; pass a DataLoader to apply_to.")
-        if source is None or isinstance(source, str | Workload):
-            raise UsageError(f"make_loader takes a dataset, or a function that makes the loader, not {source!r:.50}.")
+        _check_source(source, self.profile.workload.loader_class)
         self.apply_process_settings()
         kwargs = self.loader_kwargs() | own
         if own.get("batch_sampler") is not None and "batch_size" not in own:
@@ -324,6 +328,22 @@ class TunedLoader:
             return self.make_loader(type(loader), **list_kept(loader, self.loader_kwargs(), own) | own)
 
         return replace_loader(make(), self.profile.workload.split, rebuild)
+
+
+def _check_source(source: Any, tuned: str | None) -> None:
+    """Raise UsageError for what neither is a dataset nor makes a loader; warn if `tuned` is another kind of loader."""
+    from torch.utils.data import DataLoader, Dataset
+
+    if isinstance(source, DataLoader):
+        raise UsageError("make_loader takes a dataset; pass a DataLoader to apply_to.")
+    if names := find_inner_loaders(source):
+        kind = f"{type(source).__name__} contains a DataLoader: {', '.join(names)}"
+        raise UsageError(f"{kind}. Pass the function that makes it, and takes the arguments of DataLoader.")
+    if source is None or isinstance(source, str | Workload):
+        raise UsageError(f"make_loader takes a dataset, or a function that makes the loader, not {source!r:.50}.")
+    if tuned is not None and (isinstance(source, Dataset) or not callable(source)):
+        made = f"make_loader({type(source).__name__}) makes a plain DataLoader"
+        warnings.warn(f"{made}, but {tuned} was tuned: pass that class or function instead.", stacklevel=3)
 
 
 def _name(source: Any) -> str:

@@ -78,7 +78,7 @@ def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any], own: Mapping
     if cls.__init__ is not DataLoader.__init__:
         raise UsageError(
             f"{cls.__module__}.{cls.__qualname__} has its own constructor, so dltune cannot rebuild it with other "
-            f"settings. Use make_loader({cls.__name__}, ...) with its other arguments."
+            f"settings. Use make_loader({cls.__module__}.{cls.__qualname__}, ...) with its other arguments."
         )
     given = {**settings, **own}
     names = ["dataset", "collate_fn", "generator", "num_workers", "pin_memory"]
@@ -105,6 +105,17 @@ def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any], own: Mapping
     return kept if is_set else kept | {"batch_size": None}  # samples are not batched
 
 
+def find_inner_loaders(one: Any) -> list[str]:
+    """Return the attributes of an object without samples by index that are DataLoaders, or lists with one."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    if hasattr(type(one), "__getitem__") and not isinstance(one, IterableDataset):
+        return []
+    attributes = getattr(one, "__dict__", {}).items()
+    lists = ((name, value if isinstance(value, list | tuple) else [value]) for name, value in attributes)
+    return [f"`.{name}`" for name, values in lists if any(isinstance(each, DataLoader) for each in values)]
+
+
 def replace_loader(made: Any, split: str | None, rebuild: Callable[[DataLoader[Any]], Any]) -> Any:
     """Rebuild a loader, of several the one that `split` names; raise UsageError if there is none."""
     from torch.utils.data import DataLoader
@@ -116,7 +127,10 @@ def replace_loader(made: Any, split: str | None, rebuild: Callable[[DataLoader[A
     chosen = [name for name, loader in several.items() if str(name) == split and isinstance(loader, DataLoader)]
     if not chosen:
         missing = "" if split is None else f" and contains none named {split}"
-        raise UsageError(f"{type(made).__qualname__} is not a DataLoader{missing}. Pass the loader that was tuned.")
+        raise UsageError(
+            f"{type(made).__qualname__} is not a DataLoader{missing}. Pass the DataLoader that was tuned; make_loader "
+            "takes a dataset, or a function that makes another kind of loader."
+        )
     rebuilt = {**several, chosen[0]: rebuild(several[chosen[0]])}
     if parts is not made:
         made.flattened = list(rebuilt.values())

@@ -14,7 +14,7 @@ from autotune.settings import RANGES, SETTINGS, describe_config
 from autotune.units import format_bytes, format_count, format_rate, format_seconds
 
 NO_CHANGE: Final = "No change recommended: no other settings were certainly faster than {}"
-ONLY_BASELINE: Final = "No change recommended: only {} were measured"
+ONLY_BASELINE: Final = "No change recommended: nothing but {} was measured"
 BOTTLENECKS: Final = {
     "step": "the training step",
     "cpu": "CPU-bound data loading",

@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import optuna
@@ -89,6 +90,8 @@ def open_storage(storage: str | None) -> BaseStorage:
     """Open a storage: a URL of a database, or the path of a journal file; None is in memory."""
     if storage is None or "://" in storage:
         return optuna.storages.get_storage(storage)
+    if Path(storage).exists() and not Path(storage).is_file():
+        raise OSError("it is not a file")
     return JournalStorage(JournalFileBackend(storage))
 
 

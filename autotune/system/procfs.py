@@ -13,6 +13,7 @@ import signal
 import socket
 import stat
 import struct
+import subprocess
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
@@ -212,7 +213,11 @@ def remove_segments(names: Iterable[str], shm: Path = SHM) -> None:
 
 def remove_folder(path: Path) -> None:
     """Remove a folder, also if folders in it are read-only; what cannot be removed stays."""
-    shutil.rmtree(path, ignore_errors=True)
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except RecursionError:  # up to Python 3.12, if folders are nested too deeply
+        with suppress(OSError):
+            subprocess.run(["/bin/rm", "-rf", "--", path], check=False, stderr=subprocess.DEVNULL)
     for parent, folders, _ in os.walk(path):  # what is left
         for folder in (Path(parent, name) for name in folders):
             with suppress(OSError):
@@ -262,12 +267,6 @@ def read_file_positions() -> dict[tuple[str, str], int]:
             if is_file and is_read and not path.startswith(("/proc", "/sys")):
                 found[descriptor.name, path] = int(read_field(info, "pos") or "0")
     return found
-
-
-def list_shared_files() -> set[str]:
-    """Return the files that this process has open to read, and its sockets: forked processes share their state."""
-    links = map(_read_link, list_folder(PROC / "self" / "fd"))
-    return {path for _, path in read_file_positions()} | {one for one in links if one.startswith("socket:")}
 
 
 def read_tcp_bytes(field: struct.Struct) -> dict[tuple[str, str], int]:

@@ -590,19 +590,6 @@ class LocalIndex(int):
         raise TypeError("cannot pickle this index")
 
 
-class LoadedByWorkers(Squares):
-    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
-        assert get_worker_info() is not None, "a worker is needed"
-        return super().__getitem__(index)
-
-
-def test_samples_that_need_a_worker_are_loaded_by_the_users_workers() -> None:
-    loader = make_loader(2, "in order", LoadedByWorkers())
-    batches, epoch = run(loader, WorkerSettings(0, 2))
-    assert indices_of(batches) == indices_of(list(loader))
-    assert epoch.failure == "loading in the training process failed (AssertionError: a worker is needed)"
-
-
 def test_two_iterators_of_one_loader_do_not_affect_each_other() -> None:
     loader = autopilot(make_loader(2, "in order"), None, quiet=True)
     pairs = [(left[0].tolist(), right[0].tolist()) for left, right in zip(loader, loader, strict=True)]

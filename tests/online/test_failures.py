@@ -71,6 +71,11 @@ def hang() -> None:
     time.sleep(1000)
 
 
+def close_all_files() -> None:
+    os.closerange(3, 60_000)
+    hang()
+
+
 def fail_in_init(fail: Callable[[], object], own: int, worker: int) -> None:
     if worker >= own:
         fail()
@@ -92,6 +97,7 @@ FAILURES = {
     "raise an error without a text": (raise_mute, r"\(MuteError\)"),
     "are killed": (be_killed, "exited unexpectedly|killed by signal"),
     "hang": (hang, "they returned no batch for 1.5 s"),
+    "close all files": (close_all_files, "EOFError|they returned no batch|exited unexpectedly"),
 }
 
 
@@ -118,7 +124,7 @@ def check_that_training_goes_on(loader: DataLoader[Any], start: WorkerSettings |
 def test_the_own_settings_load_the_batches_of_workers_that(
     name: str, place: str, own: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "hang":
+    if name in ("hang", "close all files"):
         monkeypatch.setattr("autotune.online.epoch.HANG_SECONDS", 1.5)
     monkeypatch.setattr("autotune.online.epoch.POLL_SECONDS", 0.5)
     fail, words = FAILURES[name]

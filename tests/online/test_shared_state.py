@@ -130,18 +130,6 @@ class Counting:
         return index
 
 
-class Opening:
-    """Opens its file in the process that first asks for a sample."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read: Seeking | None = None
-
-    def __call__(self, index: int) -> int:
-        self._read = self._read or Seeking(self._path.open("rb", buffering=0))
-        return self._read(index)
-
-
 class Fast(Reading):
     """Samples that the training process loads faster than workers."""
 
@@ -259,21 +247,35 @@ def test_a_cache(dataset: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_tcp_connection_that_is_not_in_the_dataset(capsys: pytest.CaptureFixture[str]) -> None:
     with serve_echo() as address, socket.create_connection(address) as connection:
+        number = connection.fileno()  # as in a client in C
 
-        def ask(index: int) -> int:  # the connection is in its closure
-            connection.sendall(index.to_bytes(8, "big"))
-            return int.from_bytes(connection.recv(8), "big")
+        def ask(index: int) -> int:
+            os.write(number, index.to_bytes(8, "big"))
+            return int.from_bytes(os.read(number, 8), "big")
 
         state = converge(Reading(ask))
     assert state.controller.settings.workers == 0
     assert f"share the connection to 127.0.0.1:{address[1]}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("opens", [False, True])
-def test_a_file_that_each_worker_opens_is_not_opened_by_the_training(opens: bool, tmp_path: Path) -> None:
-    (tmp_path / "samples").write_bytes(bytes(range(256)))
-    state = converge(Fast(Opening(tmp_path / "samples") if opens else int), own=2)
-    assert (WorkerSettings(0, 2) in state.controller.windows) is not opens
+SERVER, CLIENT = socket.socketpair()
+
+
+def ask_server(index: int) -> int:
+    CLIENT.sendall(index.to_bytes(8, "big"))
+    return int.from_bytes(SERVER.recv(8), "big")
+
+
+def test_a_connection_in_a_global(capsys: pytest.CaptureFixture[str]) -> None:
+    assert converge(Reading(ask_server)).controller.settings.workers == 0
+    assert "share the dataset's connection" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dataset", [Fast(int), range(LENGTH)])
+def test_only_samples_in_memory_are_loaded_here_if_the_user_has_workers(dataset: Any) -> None:
+    controller = converge(dataset, own=2).controller
+    assert (WorkerSettings(0, 2) in controller.windows) is (type(dataset) is range)
+    assert (controller.untried_rate > 0) is (type(dataset) is Fast)
 
 
 class Client:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,26 @@ class TestMakeLoader:
     def test_a_loader_is_no_dataset(self) -> None:
         with pytest.raises(UsageError, match="make_loader takes a dataset; pass a DataLoader to apply_to"):
             make_tuned().make_loader(DataLoader(DATA))  # type: ignore[arg-type]  # as users may
+
+    @pytest.mark.parametrize("stored", [DataLoader(DATA), [DataLoader(DATA)]])
+    def test_a_loader_of_another_library_is_no_dataset(self, stored: Any) -> None:
+        class Prefetching(IterableDataset[Any]):
+            def __init__(self) -> None:
+                self.loader = stored
+
+            def __iter__(self) -> Iterator[Any]:
+                return iter(self.loader)
+
+        with pytest.raises(UsageError, match=r"Prefetching contains a DataLoader: `\.loader`\. Pass the function"):
+            make_tuned().make_loader(Prefetching())
+
+    def test_a_dataset_gets_no_loader_of_the_class_that_was_tuned(self) -> None:
+        tuned = make_tuned()
+        workload = tuned.profile.workload.model_copy(update={"loader_class": "mine.Loader"})
+        tuned = replace(tuned, profile=tuned.profile.model_copy(update={"workload": workload}))
+        with pytest.warns(UserWarning, match=r"a plain DataLoader, but mine\.Loader was tuned: pass that") as caught:
+            assert type(tuned.make_loader(DATA)) is DataLoader
+        assert caught[0].filename == __file__
 
     def test_a_function_that_returns_a_dataset_makes_no_loader(self) -> None:
         for source in (lambda: TensorDataset(torch.arange(3)), lambda: Workload(dataset=DATA)):

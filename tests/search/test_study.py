@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,10 +129,12 @@ def test_a_study_of_another_workload_or_before_a_fresh_run_is_refused(options: d
         ("oracle+cx_oracle://ada@localhost/db", "No module named 'cx_Oracle'"),
         ("noise.db", r"noise\.db cannot be opened: .*Check --storage"),
         ("sqlite:////proc/studies.db", "unable to open database file"),
+        ("queue", "queue cannot be opened: it is not a file"),
     ],
 )
 def test_a_storage_that_cannot_be_opened_is_one_clear_sentence(workdir: Path, url: str, words: str) -> None:
     (workdir / "noise.db").write_bytes(b"this is not a database" * 100)
+    os.mkfifo(workdir / "queue")
     with pytest.raises(StudyError, match=words) as caught:
         run(storage=url)
     assert "secret" not in str(caught.value)

@@ -122,6 +122,18 @@ def test_a_folder_is_removed_with_read_only_folders_but_not_what_links_lead_to(t
     assert outside.stat().st_mode & 0o777 == 0o500
 
 
+def test_a_folder_is_removed_though_the_folders_in_it_are_nested_deeply(tmp_path: Path) -> None:
+    (tmp_path / "trial").mkdir()
+    inner = os.open(tmp_path / "trial", os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("inner", dir_fd=inner)
+        outer, inner = inner, os.open("inner", os.O_RDONLY, dir_fd=inner)
+        os.close(outer)
+    os.close(inner)
+    remove_folder(tmp_path / "trial")
+    assert not (tmp_path / "trial").exists()
+
+
 @pytest.mark.parametrize("package", ["multiprocessing", "joblib.externals.loky.backend"])
 def test_resource_trackers_clean_up(package: str, tmp_path: Path) -> None:
     write_files(tmp_path, {"7/cmdline": f"python\0-c\0from {package}.resource_tracker import main; main(5)\0"})
