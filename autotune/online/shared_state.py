@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 MIN_GROWTH: Final = 3  # entries; a file that is opened at the first sample may add one
+COMPARED_VALUES: Final = 64  # of a tensor
 WATCHED_LOADS: Final = 3  # of the first batches: reading the connections takes 30 us
 WATCHED_DRAWS: Final = 50  # batches, in which random numbers and files are watched: some augmentations are rare
 FEW_GENERATORS: Final = 3  # reading the state of each takes 20 to 100 us
@@ -67,6 +68,7 @@ class SharedState:
         self._dataset: weakref.ref[Any] | None = None  # whose containers and generators are noted
         self._used = Counter[str]()  # what loads used, and how many
         self._attributes: dict[str, Any] = {}  # after the last load
+        self._tensors: dict[int, tuple[Any, Any]] = {}  # of the last batch, by address, and some of their values
 
     def note(self, loader: DataLoader[Any]) -> None:
         """Note the state before the training process first loads batches itself."""
@@ -115,9 +117,22 @@ class SharedState:
             self._used.update(f"share the connection to {one}; {CONNECT_LATER}{AND_START}" for one in used)
             changed = _list_changed(attributes, self._attributes)
             self._used.update(f"change copies of {one}; {START_WITH_ONE}" for one in changed)
+            if self._has_overwritten(batch):
+                self._used["overwrite tensors of earlier batches; return new ones"] += 1
             if _has_attributes(batch):
                 self._used["lose the attributes of tensors; return these in the batch"] += 1
         self._loads += 1
+        if self._loads == WATCHED_LOADS:
+            self._tensors = {}
+
+    def _has_overwritten(self, batch: Any) -> bool:
+        """Return whether a batch has a tensor of the batch before, with other values."""
+        with suppress(Exception):  # of a type of its own
+            before = self._tensors  # which exist, so that no new tensor has their address
+            self._tensors = {one.data_ptr(): (one, _read_values(one)) for one in find_tensors(batch)}
+            same = [address for address in self._tensors if address in before]
+            return any(not torch.equal(before[one][1], self._tensors[one][1]) for one in same)
+        return False
 
     def _read_random_states(self) -> list[Any]:
         """Read the states of generators; those that cannot be traced to the dataset, for the first batches only."""
@@ -175,6 +190,11 @@ class SharedState:
                 advice = "open it in the first call of __getitem__" if file in known else "start with num_workers=1"
                 return f"workers would share the position of {file[1]}; {advice}"
         return ""
+
+
+def _read_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a few values, from all over a tensor."""
+    return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // COMPARED_VALUES)].clone()
 
 
 def _has_attributes(batch: Any) -> bool:

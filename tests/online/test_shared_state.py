@@ -258,7 +258,30 @@ def test_a_tcp_connection_that_is_not_in_the_dataset(capsys: pytest.CaptureFixtu
     assert f"share the connection to 127.0.0.1:{address[1]}" in capsys.readouterr().err
 
 
-SERVER, CLIENT = socket.socketpair()
+class Collating:
+    """Collates into one tensor, or into a new one for each batch."""
+
+    def __init__(self, is_new: bool) -> None:
+        self._is_new, self._batch = is_new, torch.empty(8, dtype=torch.int64)
+
+    def __call__(self, samples: list[int]) -> torch.Tensor:
+        batch = self._batch.clone() if self._is_new else self._batch
+        return torch.stack([torch.tensor(one) for one in samples], out=batch)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_tensor_that_is_returned_again_with_other_values(is_new: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    loader: Any = autopilot(DataLoader(Reading(int), 8, collate_fn=Collating(is_new)), None)
+    for position, batch in enumerate(loader):
+        assert batch.tolist() == list(range(8 * position, 8 * position + 8))
+        if loader.autopilot_state.controller.has_converged:
+            break
+    assert (loader.autopilot_state.controller.settings.workers > 0) is is_new
+    assert ("overwrite tensors of earlier batches; return new ones" in capsys.readouterr().err) is not is_new
+
+
+SERVER: Any = None
+CLIENT: Any = None
 
 
 def ask_server(index: int) -> int:
@@ -266,8 +289,12 @@ def ask_server(index: int) -> int:
     return int.from_bytes(SERVER.recv(8), "big")
 
 
-def test_a_connection_in_a_global(capsys: pytest.CaptureFixture[str]) -> None:
-    assert converge(Reading(ask_server)).controller.settings.workers == 0
+def test_a_connection_in_a_global(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        monkeypatch.setitem(globals(), "SERVER", ours)
+        monkeypatch.setitem(globals(), "CLIENT", theirs)
+        assert converge(Reading(ask_server)).controller.settings.workers == 0
     assert "share the dataset's connection" in capsys.readouterr().err
 
 
