@@ -14,6 +14,7 @@ from autotune.settings import RANGES, SETTINGS, describe_config
 from autotune.units import format_bytes, format_count, format_rate, format_seconds
 
 NO_CHANGE: Final = "No change recommended: no other settings were certainly faster than {}"
+NOTHING_YET: Final = "Nothing certainly faster than {} was found before the run ended"
 ONLY_BASELINE: Final = "No change recommended: nothing but {} was measured"
 BOTTLENECKS: Final = {
     "step": "the training step",
@@ -58,8 +59,8 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     rate = f"{format_rate(result.samples_per_second)} samples/s"
     has_others = any(one.samples_per_second and one.config != profile.config for one in profile.search.trials)
     kept = "the baseline" if result.baseline is None else result.baseline.description
-    unchanged = (NO_CHANGE if has_others or not profile.is_complete else ONLY_BASELINE).format(kept)
-    headline = rate if result.decision == "faster" else unchanged
+    unchanged = NOTHING_YET if not profile.is_complete else NO_CHANGE if has_others else ONLY_BASELINE
+    headline = rate if result.decision == "faster" else unchanged.format(kept)
     throughput = f"{rate} in each of {processes} processes" if processes > 1 else f"{rate} in training"
     throughput += _interval(result.samples_per_second_ci95, format_rate)
     if base is not None and result.speedup is not None:
