@@ -19,15 +19,14 @@ class SampleCountError(Exception):
     """An epoch delivered a wrong number of batches or samples; the text continues "the trial"."""
 
 
-def count_samples(batch: Any, batch_size: int | None) -> int:
+def count_samples(batch: Any, batch_size: int | None, unknown: int = 1) -> int:
     """Return the number of samples in a batch: the rows of its tensors or arrays, or the length of its first sequence.
 
     If any tensor or list is as long as the batch size, if that is known, that is it: others may hold something else,
-    such as boxes or images. A short batch that has lists is as long as the longest part below that.
+    such as boxes or images. A short batch that has lists is as long as the longest part below that. A batch without
+    any of these has `unknown` samples if the batch size is not known.
     """
-    if batch_size == 1:
-        return 1
-    expected = batch_size or 1
+    expected = batch_size or 0
     lengths = [tensor.size(0) for tensor in find_tensors(batch) if tensor.dim()]
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
     columns = parts if isinstance(parts, list | tuple) else [parts]
@@ -38,7 +37,7 @@ def count_samples(batch: Any, batch_size: int | None) -> int:
         lengths += rows
     is_sequence = isinstance(parts, Sequence) and not isinstance(parts, str | bytes)
     lists = [len(one) for one in (parts, *parts) if isinstance(one, list | tuple)] if is_sequence else []
-    if expected in lengths or (expected > 1 and expected in lists):
+    if expected and expected in (*lengths, *lists[expected == 1 :]):  # a tuple of one tensor may hold several samples
         return expected
     short = [one for one in (*lengths[:1], *lists) if one < expected]
     if short and (lists[1:] or lengths[:1] == short[:1]):
@@ -47,7 +46,7 @@ def count_samples(batch: Any, batch_size: int | None) -> int:
         return lengths[0]
     if is_sequence:
         return len(parts[0] if parts and isinstance(parts[0], list | tuple) else parts)
-    return expected
+    return batch_size or unknown
 
 
 def _is_array(one: Any) -> bool:

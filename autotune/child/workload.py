@@ -254,7 +254,7 @@ def _load_function(request: WorkloadRequest, ends_with_sampler: bool | None) -> 
 def _find_batch_size(own: CustomLoader) -> int | None:
     """Return the samples in the first batch of a function's loader; None if there is none, or only with workers."""
     try:
-        return next((count_samples(batch, None) for batch in own.make({"num_workers": 0})), 0) or None
+        return next((count_samples(batch, None, unknown=0) for batch in own.make({"num_workers": 0})), 0) or None
     except Exception:  # of the user's code, which the profile reports
         return None
 

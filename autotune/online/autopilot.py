@@ -123,8 +123,8 @@ class Autopilot:
         start = None if self._path is None else find_start(self._path, self.facts, own)
         begin, known = start or (own, None)
         is_in_thread = threading.current_thread() is not threading.main_thread()  # whose random states it would change
-        is_plain = loader.worker_init_fn is None and loads_by_torch(loader)  # others may change the dataset
-        needs_workers = own.workers > 0 and (is_in_thread or not is_plain)
+        self._needs_prepared = is_in_thread or loader.worker_init_fn is not None  # process, to load in it
+        needs_workers = own.workers > 0 and (self._needs_prepared or not loads_by_torch(loader))
         if needs_workers and not begin.workers:
             begin, known = own, None
         self.controller = Controller(own, begin, limits.cpus, self._limit_workers, known, needs_workers=needs_workers)
@@ -316,6 +316,11 @@ class Autopilot:
         elif controller.watched is not None and self._windows.are_epochs and not controller.failure:
             controller.correct(controller.watched)
             self._save_result()
+
+    @property
+    def untried_rate(self) -> float:
+        """Batches per second that are predicted without workers, if the user may try what the autopilot does not."""
+        return 0.0 if self._needs_prepared else self.controller.untried_rate
 
     @property
     def start_share(self) -> float:

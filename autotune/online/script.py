@@ -207,15 +207,17 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_others: bool = False
 def _describe_change(state: Autopilot) -> str:
     if state.facts.is_evaluation:
         return ""
-    now, own = state.controller.settings, state.controller.own
+    now, own, lines = state.controller.settings, state.controller.own, list[str]()
     takes, prefix = "DataLoader", ""
-    others = "" if now.workers else " without settings of workers, such as persistent_workers"
+    none = " without settings of workers, such as persistent_workers"
     if state.facts.workload.prepared_by == "transformers":
         takes, prefix = "TrainingArguments", "dataloader_"
-    prefetch = f", {prefix}prefetch_factor={now.prefetch}" if now.workers and now.prefetch != own.prefetch else ""
-    lines = [f"Use it: {takes}(..., {prefix}num_workers={now.workers}{prefetch}){others}"] if now != own else []
-    if (share := state.start_share) > MIN_START_SHARE:
+    if now != own:
+        prefetch = f", {prefix}prefetch_factor={now.prefetch}" if now.workers and now.prefetch != own.prefetch else ""
+        others = "" if now.workers else none
+        lines.append(f"Use it: {takes}(..., {prefix}num_workers={now.workers}{prefetch}){others}")
+    if rate := state.untried_rate:
+        lines.append(f"Try {prefix}num_workers=0{none}: {format_rate(rate)} batches/s are predicted.")
+    elif (share := state.start_share) > MIN_START_SHARE:
         lines.append(f"Add {prefix}persistent_workers=True: starting workers takes up to {share:.0%} of each epoch.")
-    if rate := state.controller.untried_rate:
-        lines.append(f"Try {prefix}num_workers=0: {format_rate(rate)} batches/s are predicted.")
     return "".join(f"\n        {one}" for one in lines)

@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import torch
 
+MAX_DEPTH: Final = 500  # of objects within objects
 LEAVES: Final = frozenset({int, float, bool, str, bytes, type(None)})  # a batch may be lists of many of them
 
 
-def find_tensors(batch: Any, seen: dict[int, Any] | None = None) -> Iterator[torch.Tensor]:
+def find_tensors(batch: Any, seen: dict[int, Any] | None = None, depth: int = 0) -> Iterator[torch.Tensor]:
     """Yield every tensor in a batch, in a stable order; the parts of an object only once.
 
     Raises:
@@ -26,10 +27,12 @@ def find_tensors(batch: Any, seen: dict[int, Any] | None = None) -> Iterator[tor
     if isinstance(batch, torch.Tensor):
         yield batch
     elif id(batch) not in seen and (parts := _list_parts(batch)) is not None:
+        if depth > MAX_DEPTH:
+            raise RecursionError("a batch is nested too deeply")
         seen[id(batch)] = batch  # an object that is kept cannot give its id to another one
         for part in parts:
             if type(part) not in LEAVES:
-                yield from find_tensors(part, seen)
+                yield from find_tensors(part, seen, depth + 1)
 
 
 def _list_parts(value: Any) -> Iterable[Any] | None:

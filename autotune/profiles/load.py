@@ -336,14 +336,15 @@ def _check_source(source: Any, tuned: str | None) -> None:
 
     if isinstance(source, DataLoader):
         raise UsageError("make_loader takes a dataset; pass a DataLoader to apply_to.")
-    if names := find_inner_loaders(source):
+    is_dataset = isinstance(source, Dataset) or not callable(source)
+    if is_dataset and (names := find_inner_loaders(source)):
         kind = f"{type(source).__name__} contains a DataLoader: {', '.join(names)}"
         raise UsageError(f"{kind}. Pass the function that makes it, and takes the arguments of DataLoader.")
     if source is None or isinstance(source, str | Workload):
         raise UsageError(f"make_loader takes a dataset, or a function that makes the loader, not {source!r:.50}.")
-    if tuned is not None and (isinstance(source, Dataset) or not callable(source)):
+    if tuned is not None and ":" not in tuned and is_dataset:  # a function may return a plain DataLoader
         made = f"make_loader({type(source).__name__}) makes a plain DataLoader"
-        warnings.warn(f"{made}, but {tuned} was tuned: pass that class or function instead.", stacklevel=3)
+        warnings.warn(f"{made}, but {tuned} was tuned: pass that class instead.", stacklevel=3)
 
 
 def _name(source: Any) -> str:

@@ -165,7 +165,8 @@ def _guess_half_width(traces: Sequence[EpochTrace], config: LoaderConfig, batch_
     """Return the half-width of the 95% interval of seconds per batch from too few rounds for `_half_width`."""
     if config.dataloader.num_workers > 1:  # whose batches arrive together
         return 2 * UNSEEN_SPREAD * batch_seconds
-    batches = [end - start for trace in traces for start, end in pairwise((0.0, *trace.batch_seconds))]
+    later = [end - start for trace in traces for start, end in pairwise(trace.batch_seconds)]  # the first starts slowly
+    batches = later if len(later) > 1 else [end for trace in traces for end in trace.batch_seconds[:1]] + later
     spread, quantile = blend_spread(batches, BATCH_SPREAD * batch_seconds, BATCH_WEIGHT)
     return quantile * spread / math.sqrt(max(1, len(batches)))
 

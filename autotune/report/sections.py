@@ -58,7 +58,8 @@ def make_report(profile: TunedProfile, file: str, name: str | None = None) -> Re
     base = result.baseline if result.decision == "faster" else None
     rate = f"{format_rate(result.samples_per_second)} samples/s"
     has_others = any(one.samples_per_second and one.config != profile.config for one in profile.search.trials)
-    kept = "the baseline" if result.baseline is None else result.baseline.description
+    usual = "your DataLoader's settings" if profile.workload.gives_loader else "PyTorch's defaults"
+    kept = usual if result.baseline is None else result.baseline.description
     unchanged = NOTHING_YET if not profile.is_complete else NO_CHANGE if has_others else ONLY_BASELINE
     headline = rate if result.decision == "faster" else unchanged.format(kept)
     throughput = f"{rate} in each of {processes} processes" if processes > 1 else f"{rate} in training"

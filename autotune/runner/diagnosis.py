@@ -189,8 +189,8 @@ def diagnose_error(failed: FailureReport, shm: str = "", output: str = "", *, ha
     `shm` describes the use of /dev/shm, as in `: 64 MiB used of 64 MiB`; `output` may explain the death of a worker.
     """
     details = f"{failed.details}\n{output}".strip()
-    in_step = failed.stage == "running step"  # whose own connections may be reset
-    is_lost = has_workers and not all(in_step and one["reset"] for one in re.finditer(_LOST_WORKER, failed.error))
+    is_own = failed.stage == "running step" or not has_workers  # the connection that is reset
+    is_lost = not all(is_own and one["reset"] for one in re.finditer(_LOST_WORKER, failed.error))
     text = _drop_source(f"{failed.error}\n{failed.details}" + (f"\n{output}" if is_lost else ""))
     if re.search(_PINNING_FRAME, failed.details):  # without workers, only the traceback shows where memory ran out
         text = f"pin memory\n{text}"

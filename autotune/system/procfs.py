@@ -269,18 +269,17 @@ def read_file_positions() -> dict[tuple[str, str], int]:
     return found
 
 
+def _copy_socket(descriptor: str) -> socket.socket:
+    """Copy an open socket. Given this type, Python does not apply a default timeout, which would change both."""
+    return socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=os.dup(int(descriptor)))
+
+
 def read_tcp_bytes(field: struct.Struct) -> dict[tuple[str, str], int]:
     """Return the bytes so far of the TCP connections of this process, such as SENT_BYTES, by descriptor and peer."""
     found = {}
     for descriptor in list_folder(PROC / "self" / "fd"):
         if _read_link(descriptor).startswith("socket:"):
-            copied = {
-                "type": socket.SOCK_STREAM | socket.SOCK_NONBLOCK
-            }  # else a default timeout would change the socket
-            with (
-                suppress(OSError, struct.error),
-                socket.socket(fileno=os.dup(int(descriptor.name)), **copied) as connection,
-            ):
+            with suppress(OSError, struct.error), _copy_socket(descriptor.name) as connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6):
                     host, port, *_ = connection.getpeername()
                     state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, field.size)

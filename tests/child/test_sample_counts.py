@@ -94,10 +94,13 @@ def test_the_samples_of_a_nested_tensor_are_counted_though_it_has_no_shape() -> 
 
 def test_a_list_of_one_tensor_is_not_one_sample_if_the_batch_size_is_unknown() -> None:
     assert count_samples([torch.zeros(8, 2)], None) == 8
+    assert count_samples((torch.zeros(8, 3), torch.ones(1, 3)), None) == 8
+    assert [count_samples(object(), None), count_samples(object(), None, unknown=0)] == [1, 0]
 
 
-def test_a_batch_of_one_sample_has_one_whatever_its_tensors_look_like() -> None:
+def test_a_batch_of_one_sample_is_one_column_each_and_a_sample_that_is_a_batch_has_its_rows() -> None:
     assert count_samples(((torch.zeros(3, 64, 64),), ({"boxes": torch.zeros(5, 4)},)), 1) == 1
+    assert [count_samples(torch.zeros(16, 4), 1), count_samples((torch.zeros(16, 4),), 1)] == [16, 16]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import random
 import socket
 import sqlite3
 import subprocess
+import tempfile
 import time
 import weakref
 from collections import defaultdict
@@ -31,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from autotune.online.attach import autopilot
 from autotune.online.autopilot import Autopilot
 from autotune.online.controller import Controller
-from autotune.online.dataset_objects import list_objects
+from autotune.online.dataset_objects import is_connection, list_objects
 from autotune.online.group import WorkerSettings
 from autotune.online.result import read_facts, save_result
 from autotune.online.shared_state import SharedState
@@ -303,6 +304,12 @@ def test_only_samples_in_memory_are_loaded_here_if_the_user_has_workers(dataset:
     controller = converge(dataset, own=2).controller
     assert (WorkerSettings(0, 2) in controller.windows) is (type(dataset) is range)
     assert (controller.untried_rate > 0) is (type(dataset) is Fast)
+
+
+def test_a_temporary_file_in_memory_is_not_written_to_a_disk() -> None:
+    with tempfile.SpooledTemporaryFile() as file:
+        assert not is_connection(file)
+        assert not file._rolled  # type: ignore[attr-defined]  # not in the stubs
 
 
 class Client:

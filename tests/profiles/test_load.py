@@ -191,6 +191,15 @@ class TestMakeLoader:
         with pytest.raises(UsageError, match=r"Prefetching contains a DataLoader: `\.loader`\. Pass the function"):
             make_tuned().make_loader(Prefetching())
 
+    def test_a_factory_may_keep_the_loader_that_it_made(self) -> None:
+        class Factory:
+            def __call__(self, **settings: Any) -> DataLoader[Any]:
+                self.last = DataLoader(DATA, **settings)
+                return self.last
+
+        factory = Factory()
+        assert [make_tuned().make_loader(factory).num_workers for _ in range(2)] == [4, 4]
+
     def test_a_dataset_gets_no_loader_of_the_class_that_was_tuned(self) -> None:
         tuned = make_tuned()
         workload = tuned.profile.workload.model_copy(update={"loader_class": "mine.Loader"})

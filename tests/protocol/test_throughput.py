@@ -17,7 +17,7 @@ PACE = 0.1
 BURST = [4 * PACE, 0.0, 0.0, 0.0]
 SWINGING = [PACE, 2 * PACE] * 4
 HALF_WIDTH = student_t(7) * PACE / 2 / math.sqrt(7)  # of the mean of these
-OF_EIGHT = student_t(2 + 7) * math.sqrt(2 / (2 + 7)) * BATCH_SPREAD * 1.5 * PACE / math.sqrt(8)  # equal ones
+OF_SIX = student_t(2 + 5) * math.sqrt(2 / (2 + 5)) * BATCH_SPREAD * 1.5 * PACE / math.sqrt(6)  # equal ones
 
 
 @given(workers=st.integers(1, 8), prefetch=st.integers(1, 4), rounds=st.integers(2, 20), gap=st.floats(0, 1e-4))
@@ -180,7 +180,7 @@ def test_epochs_vary_once_each_and_those_ahead_share_the_error_of_the_mean(seen:
     assert found.relative_error == pytest.approx(student_t(UNSEEN_WEIGHT + later - 1) * math.sqrt(variance) / 10)
 
 
-@pytest.mark.parametrize(("gaps", "half_width"), [(SWINGING, HALF_WIDTH), ([1.5 * PACE] * 3, OF_EIGHT)])
+@pytest.mark.parametrize(("gaps", "half_width"), [(SWINGING, HALF_WIDTH), ([1.5 * PACE] * 3, OF_SIX)])
 def test_extrapolated_batches_add_the_error_of_the_steady_rate(gaps: list[float], half_width: float) -> None:
     """It is that of a mean, with a prior of the spread, if too few batches were measured."""
     trace = make_trace([1.5 * PACE, *gaps], closed_after=1 + len(gaps))
@@ -190,7 +190,7 @@ def test_extrapolated_batches_add_the_error_of_the_steady_rate(gaps: list[float]
     assert found.relative_error == pytest.approx(math.hypot(of_epochs, of_rate) / 200)
 
 
-@pytest.mark.parametrize(("gaps", "error"), [([3.0], 0.650), ([3.0, 3.0], 0.297), ([2.0, 4.0], 0.546)])
+@pytest.mark.parametrize(("gaps", "error"), [([3.0], 0.650), ([3.0, 3.0], 0.297), ([9.0, 3.0, 3.0], 0.297)])
 def test_a_few_slow_batches_tell_little_of_a_run(gaps: list[float], error: float) -> None:
     trace = make_trace(gaps, closed_after=len(gaps))
     found = estimate(make_measurement(trace, epoch_batches=10_000), make_config(0), epochs=1)

@@ -266,8 +266,9 @@ def test_without_workers_or_in_the_step_a_lost_connection_or_process_is_the_user
     assert (found.status, found.message) == ("workload_failed", f"raised {error}")
 
 
-def test_a_worker_that_dies_during_the_step_is_lost() -> None:
-    found = diagnose_error(FailureReport(stage="running step", error=f"{RESET}\n{EXIT_ZERO}"))
+@pytest.mark.parametrize("has_workers", [True, False])
+def test_a_worker_that_dies_during_the_step_is_lost_though_the_configuration_may_have_none(has_workers: bool) -> None:
+    found = diagnose_error(FailureReport(stage="running step", error=f"{RESET}\n{EXIT_ZERO}"), has_workers=has_workers)
     assert (found.status, found.message[:21]) == ("crashed", "lost a worker process")
 
 
