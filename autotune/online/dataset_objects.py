@@ -189,7 +189,7 @@ def is_connection(one: Any) -> bool:
     if (sqlite3 := sys.modules.get("sqlite3")) is not None and issubclass(type(one), sqlite3.Connection):
         with suppress(sqlite3.ProgrammingError):  # it is closed
             return bool(one.total_changes >= 0)
-    if tempfile.SpooledTemporaryFile in type(one).__mro__:  # whose `fileno` makes it a file
+    if any(base is tempfile.SpooledTemporaryFile for base in type(one).__mro__):  # whose `fileno` makes it a file
         return False
     with suppress(Exception):  # it is closed, or of the user's class
         if (find_descriptor := getattr(type(one), "fileno", None)) is not None:

@@ -67,7 +67,9 @@ def estimate(measurement: Measurement, config: LoaderConfig, epochs: int) -> Thr
     epoch_seconds = statistics.fmean(later)
     total = sum(lengths[:epochs]) + ahead * epoch_seconds
     wait_share = min(1.0, (sum(waits[:epochs]) + ahead * statistics.fmean(waits[first_later:])) / total)
-    samples = epochs * (measurement.epoch_samples or measurement.epoch_batches * samples_per_batch)
+    is_exact = samples_per_batch <= (config.dataloader.batch_size or math.inf)  # else the dataset yields batches
+    exact_samples = measurement.epoch_samples if is_exact else None
+    samples = epochs * (exact_samples or measurement.epoch_batches * samples_per_batch)
     # Each epoch varies once, and epochs ahead share the error of their mean. Extrapolated batches share that of theirs.
     spread, quantile = blend_spread(later, UNSEEN_SPREAD * epoch_seconds, UNSEEN_WEIGHT)
     variance = (len(lengths) + ahead) * spread**2 + (ahead * spread) ** 2 / len(later)
