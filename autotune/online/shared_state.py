@@ -193,8 +193,9 @@ class SharedState:
 
 
 def _read_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a few values, from all over a tensor."""
-    return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // COMPARED_VALUES)].clone()
+    """Return the bytes of a few values, from all over a tensor."""
+    values = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // COMPARED_VALUES)]
+    return values.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _has_attributes(batch: Any) -> bool:

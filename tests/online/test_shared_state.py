@@ -6,6 +6,7 @@ import dis
 import functools
 import io
 import logging
+import math
 import multiprocessing
 import os
 import random
@@ -268,6 +269,12 @@ class Collating:
     def __call__(self, samples: list[int]) -> torch.Tensor:
         batch = self._batch.clone() if self._is_new else self._batch
         return torch.stack([torch.tensor(one) for one in samples], out=batch)
+
+
+def test_a_tensor_that_every_batch_has_is_not_overwritten() -> None:
+    shared, constant = SharedState(), torch.tensor([1.0, math.nan])
+    assert [shared._has_overwritten([constant, torch.zeros(0), torch.rand(100)]) for _ in range(3)] == [False] * 3
+    assert shared._has_overwritten(constant.fill_(2.0))
 
 
 @pytest.mark.parametrize("is_new", [False, True])
