@@ -159,7 +159,9 @@ def reword(message: str) -> str:
 def explain_invalid(error: ValidationError) -> tuple[list[str], str]:
     """Return the path of the first invalid field, and the reason with the value, without the full stop."""
     problems = error.errors(include_url=False)
-    problem = next((one for one in problems if one["type"] == "too_long"), problems[0])  # a long list is no range, too
+    if (problem := problems[0])["type"] == "model_type":  # neither a range, nor values that are possible
+        others = (one for one in problems if one["type"] not in ("model_type", "tuple_type"))
+        problem = next(others, problem)
     reason, given = reword(problem["msg"]), problem["input"]
     if reason.startswith("it must be") and isinstance(given, int | float | str) and len(repr(given)) <= 40:
         reason += f", not {given!r}"

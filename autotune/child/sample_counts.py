@@ -23,8 +23,8 @@ def count_samples(batch: Any, batch_size: int | None, unknown: int = 1) -> int:
     """Return the number of samples in a batch: the rows of its tensors or arrays, or the length of its first sequence.
 
     If any tensor or list is as long as the batch size, if that is known, that is it: others may hold something else,
-    such as boxes or images. A short batch that has lists is as long as the longest part below that. A batch without
-    any of these has `unknown` samples if the batch size is not known.
+    such as boxes or images. A short batch that has lists is as long as the longest part below that. If the batch size
+    is not known, `unknown` is returned for a batch without any of these.
     """
     expected = batch_size or 0
     lengths = [tensor.size(0) for tensor in find_tensors(batch) if tensor.dim()]
@@ -37,7 +37,8 @@ def count_samples(batch: Any, batch_size: int | None, unknown: int = 1) -> int:
         lengths += rows
     is_sequence = isinstance(parts, Sequence) and not isinstance(parts, str | bytes)
     lists = [len(one) for one in (parts, *parts) if isinstance(one, list | tuple)] if is_sequence else []
-    if expected and expected in (*lengths, *lists[expected == 1 :]):  # a tuple of one tensor may hold several samples
+    is_column = expected == 1 and not isinstance(batch, list)  # a tuple of one tensor, which may hold several samples
+    if expected and expected in (*lengths, *lists[is_column:]):
         return expected
     short = [one for one in (*lengths[:1], *lists) if one < expected]
     if short and (lists[1:] or lengths[:1] == short[:1]):

@@ -123,8 +123,8 @@ class Autopilot:
         start = None if self._path is None else find_start(self._path, self.facts, own)
         begin, known = start or (own, None)
         is_in_thread = threading.current_thread() is not threading.main_thread()  # whose random states it would change
-        self._needs_prepared = is_in_thread or loader.worker_init_fn is not None  # process, to load in it
-        needs_workers = own.workers > 0 and (self._needs_prepared or not loads_by_torch(loader))
+        self._is_unprepared = is_in_thread or loader.worker_init_fn is not None  # to load batches itself
+        needs_workers = own.workers > 0 and (self._is_unprepared or not loads_by_torch(loader))
         if needs_workers and not begin.workers:
             begin, known = own, None
         self.controller = Controller(own, begin, limits.cpus, self._limit_workers, known, needs_workers=needs_workers)
@@ -320,7 +320,7 @@ class Autopilot:
     @property
     def untried_rate(self) -> float:
         """Batches per second that are predicted without workers, if the user may try what the autopilot does not."""
-        return 0.0 if self._needs_prepared else self.controller.untried_rate
+        return 0.0 if self._is_unprepared else self.controller.untried_rate
 
     @property
     def start_share(self) -> float:

@@ -216,8 +216,9 @@ def _describe_change(state: Autopilot) -> str:
         prefetch = f", {prefix}prefetch_factor={now.prefetch}" if now.workers and now.prefetch != own.prefetch else ""
         others = "" if now.workers else none
         lines.append(f"Use it: {takes}(..., {prefix}num_workers={now.workers}{prefetch}){others}")
-    if rate := state.untried_rate:
-        lines.append(f"Try {prefix}num_workers=0{none}: {format_rate(rate)} batches/s are predicted.")
-    elif (share := state.start_share) > MIN_START_SHARE:
+    rate, share, final = state.untried_rate, state.start_share, state.controller.final_window
+    if share > MIN_START_SHARE and final is not None and final.rate / (1.0 - share) >= rate:
         lines.append(f"Add {prefix}persistent_workers=True: starting workers takes up to {share:.0%} of each epoch.")
+    elif rate:
+        lines.append(f"Try {prefix}num_workers=0{none}: {format_rate(rate)} batches/s are predicted.")
     return "".join(f"\n        {one}" for one in lines)

@@ -68,7 +68,7 @@ class SharedState:
         self._dataset: weakref.ref[Any] | None = None  # whose containers and generators are noted
         self._used = Counter[str]()  # what loads used, and how many
         self._attributes: dict[str, Any] = {}  # after the last load
-        self._tensors: dict[int, tuple[Any, Any]] = {}  # of the last batch, by address, and some of their values
+        self._tensors: dict[Any, tuple[Any, Any]] = {}  # of the last batch, by place, and some of their values
 
     def note(self, loader: DataLoader[Any]) -> None:
         """Note the state before the training process first loads batches itself."""
@@ -128,9 +128,11 @@ class SharedState:
     def _has_overwritten(self, batch: Any) -> bool:
         """Return whether a batch has a tensor of the batch before, with other values."""
         with suppress(Exception):  # of a type of its own
-            before = self._tensors  # which exist, so that no new tensor has their address
-            self._tensors = {one.data_ptr(): (one, _read_values(one)) for one in find_tensors(batch)}
-            same = [address for address in self._tensors if address in before]
+            before = self._tensors  # which exist, so that no new tensor has their place
+            tensors = list(find_tensors(batch))
+            places = [(one.data_ptr(), one.shape, one.stride(), one.dtype) for one in tensors]
+            self._tensors = {place: (one, _read_values(one)) for place, one in zip(places, tensors, strict=True)}
+            same = [place for place in self._tensors if place in before]
             return any(not torch.equal(before[one][1], self._tensors[one][1]) for one in same)
         return False
 

@@ -336,7 +336,7 @@ def _check_source(source: Any, tuned: str | None) -> None:
 
     if isinstance(source, DataLoader):
         raise UsageError("make_loader takes a dataset; pass a DataLoader to apply_to.")
-    is_dataset = isinstance(source, Dataset) or not callable(source)
+    is_dataset = isinstance(source, Dataset) or not callable(source) or hasattr(type(source), "__iter__")
     if is_dataset and (names := find_inner_loaders(source)):
         kind = f"{type(source).__name__} contains a DataLoader: {', '.join(names)}"
         raise UsageError(f"{kind}. Pass the function that makes it, and takes the arguments of DataLoader.")

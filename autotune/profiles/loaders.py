@@ -109,7 +109,7 @@ def find_inner_loaders(one: Any) -> list[str]:
     """Return the attributes of an object without samples by index that are DataLoaders, or lists with one."""
     from torch.utils.data import DataLoader, IterableDataset
 
-    if hasattr(one, "__getitem__") and not isinstance(one, IterableDataset):
+    if hasattr(type(one), "__getitem__") and not isinstance(one, IterableDataset):
         return []
     attributes = getattr(one, "__dict__", {}).items()
     lists = ((name, value if isinstance(value, list | tuple) else [value]) for name, value in attributes)

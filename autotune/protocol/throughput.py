@@ -67,9 +67,7 @@ def estimate(measurement: Measurement, config: LoaderConfig, epochs: int) -> Thr
     epoch_seconds = statistics.fmean(later)
     total = sum(lengths[:epochs]) + ahead * epoch_seconds
     wait_share = min(1.0, (sum(waits[:epochs]) + ahead * statistics.fmean(waits[first_later:])) / total)
-    is_exact = samples_per_batch <= (config.dataloader.batch_size or math.inf)  # else the dataset yields batches
-    exact_samples = measurement.epoch_samples if is_exact else None
-    samples = epochs * (exact_samples or measurement.epoch_batches * samples_per_batch)
+    samples = epochs * (measurement.epoch_samples or measurement.epoch_batches * samples_per_batch)
     # Each epoch varies once, and epochs ahead share the error of their mean. Extrapolated batches share that of theirs.
     spread, quantile = blend_spread(later, UNSEEN_SPREAD * epoch_seconds, UNSEEN_WEIGHT)
     variance = (len(lengths) + ahead) * spread**2 + (ahead * spread) ** 2 / len(later)
@@ -167,7 +165,8 @@ def _guess_half_width(traces: Sequence[EpochTrace], config: LoaderConfig, batch_
     """Return the half-width of the 95% interval of seconds per batch from too few rounds for `_half_width`."""
     if config.dataloader.num_workers > 1:  # whose batches arrive together
         return 2 * UNSEEN_SPREAD * batch_seconds
-    later = [end - start for trace in traces for start, end in pairwise(trace.batch_seconds)]  # the first starts slowly
+    later = [end - start for trace in traces for start, end in pairwise(trace.batch_seconds)]
+    # The first batch of an epoch, which may start slowly, counts only if there are fewer than two others.
     batches = later if len(later) > 1 else [end for trace in traces for end in trace.batch_seconds[:1]] + later
     spread, quantile = blend_spread(batches, BATCH_SPREAD * batch_seconds, BATCH_WEIGHT)
     return quantile * spread / math.sqrt(max(1, len(batches)))

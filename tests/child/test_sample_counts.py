@@ -101,6 +101,7 @@ def test_a_list_of_one_tensor_is_not_one_sample_if_the_batch_size_is_unknown() -
 def test_a_batch_of_one_sample_is_one_column_each_and_a_sample_that_is_a_batch_has_its_rows() -> None:
     assert count_samples(((torch.zeros(3, 64, 64),), ({"boxes": torch.zeros(5, 4)},)), 1) == 1
     assert [count_samples(torch.zeros(16, 4), 1), count_samples((torch.zeros(16, 4),), 1)] == [16, 16]
+    assert [count_samples([torch.zeros(3, 64, 64)], 1), count_samples([{"image": torch.zeros(3, 64, 64)}], 1)] == [1, 1]
 
 
 @pytest.mark.parametrize(

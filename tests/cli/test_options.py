@@ -90,6 +90,7 @@ def test_a_value_is_fixed_and_a_list_is_searched(
         (("--set", "sharing_strategy=pigeon"), "sharing_strategy='pigeon' is not possible"),
         (("--set", "multiprocessing_context=thread"), "--set multiprocessing_context: it must be 'fork'"),
         (("--set", "in_order=true", "--search", "in_order=true,false"), "in_order is both set and searched"),
+        (("--search", "num_workers=1.5,2"), "it must be a valid integer"),
         (("--search", "num_workers=9:3"), "--search num_workers: the lower end 9 is above the upper end 3"),
         (("--search", "num_workers=-1:3"), "is not of the form num_workers=0:16"),
         (("--search", "num_workers=0-8"), "is not of the form num_workers=0:16"),

@@ -275,6 +275,8 @@ def test_a_tensor_that_every_batch_has_is_not_overwritten() -> None:
     shared, constant = SharedState(), torch.tensor([1.0, math.nan])
     assert [shared._has_overwritten([constant, torch.zeros(0), torch.rand(100)]) for _ in range(3)] == [False] * 3
     assert shared._has_overwritten(constant.fill_(2.0))
+    places = torch.arange(9).reshape(3, 3)
+    assert [shared._has_overwritten(one) for one in (places[:2], places[:3], places.T)] == [False] * 3
 
 
 @pytest.mark.parametrize("is_new", [False, True])

@@ -241,10 +241,3 @@ def test_a_last_batch_that_is_smaller_is_not_repeated(batches: list[float], epoc
     measurement = make_measurement(trace, epoch_batches=6).model_copy(update={"epoch_samples": 3000})
     found = estimate(measurement, make_config(0, batch_size=512), epochs)
     assert found.samples_per_second == pytest.approx(rate / PACE)
-
-
-def test_a_dataset_that_yields_whole_batches_has_more_samples_than_its_length_says() -> None:
-    trace = make_trace([PACE] * 20, closed_after=20).model_copy(update={"samples": 20 * 16})
-    measurement = make_measurement(trace, epoch_batches=640).model_copy(update={"epoch_samples": 640})
-    found = estimate(measurement, make_config(0, batch_size=1), epochs=1)
-    assert found.samples_per_second == pytest.approx(16 / PACE)
