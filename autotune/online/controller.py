@@ -136,7 +136,7 @@ class Controller:
         self.windows[current] = window
         self.costs = BatchCosts.measure(window) or self.costs
         if (known := self.known) is not None and window.rate > DRIFT_RATIO * known.rate:
-            if not self.own.workers and self._is_faster_without_workers(window.rate):
+            if not self.own.workers and self._predict_none(window.rate):
                 self.settings, self.known = self.own, None  # the data is cheaper now
                 return
             self.has_converged = window.wait_share < known.wait_share + DRIFT_WAIT  # else the step is faster now
@@ -205,7 +205,7 @@ class Controller:
         are_enough = basis != self.own and costs.predict(fewer, cpus) > FEWER_RATIO * costs.predict(workers, cpus)
         if fewer > less and (are_crowded or are_enough):
             tries.append(WorkerSettings(fewer, prefetch))
-        if not self._needs_workers and self._may_need_none(max(one.rate for one in self.windows.values())):
+        if not self._needs_workers and self._predict_none(max(one.rate for one in self.windows.values())):
             tries.append(WorkerSettings(0, self.own.prefetch))
         return tries
 
@@ -213,16 +213,15 @@ class Controller:
     def untried_rate(self) -> float:
         """Batches per second that are predicted without workers, if that is faster and cannot be tried; else 0."""
         now = self.final_window
-        is_faster = self._needs_workers and now is not None and self._may_need_none(now.rate)
-        return self.costs.predict(0, self.cpus) if is_faster and self.costs is not None else 0.0
+        return self._predict_none(now.rate) if self._needs_workers and now is not None else 0.0
 
-    def _may_need_none(self, rate: float) -> bool:
+    def _predict_none(self, rate: float) -> float:
+        """Predict batches per second without workers; 0 if that is not faster, or the user's workers do much."""
         costs = self.costs
-        is_cheap = costs is not None and costs.waiting + costs.worker_cpu < IN_MEMORY_SECONDS
-        return (is_cheap or not self.own.workers) and self._is_faster_without_workers(rate)
-
-    def _is_faster_without_workers(self, rate: float) -> bool:
-        return self.costs is not None and self.costs.predict(0, self.cpus) > WORTHWHILE_GAIN * rate
+        if costs is None or (self.own.workers and costs.waiting + costs.worker_cpu >= IN_MEMORY_SECONDS):
+            return 0.0
+        found = costs.predict(0, self.cpus)
+        return found if found > WORTHWHILE_GAIN * rate else 0.0
 
     def _watch(self, window: Window, before: Window) -> None:
         """Compare a window with the one in which it converged; start again after two that are slower and wait more."""

@@ -86,7 +86,7 @@ class SharedState:
 
     def _forget(self, _: object) -> None:
         """Leave what a dataset referred to: it no longer exists."""
-        self._sizes, self._generators, self._attributes = None, [], {}
+        self._sizes, self._generators, self._attributes, self._tensors = None, [], {}, {}
 
     def begin_load(self, dataset: Any) -> None:
         """Note what loading a batch in the training process may use."""

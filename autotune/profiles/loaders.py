@@ -76,9 +76,10 @@ def list_kept(loader: DataLoader[Any], settings: Mapping[str, Any], own: Mapping
             "transformers, TrainingArguments(**tuned.kwargs_for('hf'))."
         )
     if cls.__init__ is not DataLoader.__init__:
+        name = f"{cls.__module__}.{cls.__qualname__}"
         raise UsageError(
-            f"{cls.__module__}.{cls.__qualname__} has its own constructor, so dltune cannot rebuild it with other "
-            f"settings. Use make_loader({cls.__module__}.{cls.__qualname__}, ...) with its other arguments."
+            f"{name} has its own constructor, so dltune cannot rebuild it with other settings. "
+            f"Use make_loader({name}, ...) with its other arguments."
         )
     given = {**settings, **own}
     names = ["dataset", "collate_fn", "generator", "num_workers", "pin_memory"]
