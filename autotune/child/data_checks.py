@@ -140,7 +140,7 @@ def check_workers(workload: LoadedWorkload, profile: WorkloadProfile, digests: M
             changes["differing_samples"] = len(differing)
             named = ", ".join(map(str, differing[:3])) + (", ..." if len(differing) > 3 else "")
             notes.append(DIFFERING.format(len(differing), named))
-    growth = describe_growth(workload, seen.copied) or describe_kept(workload.expected_samples, seen.allocated)
+    growth = describe_kept(workload.expected_samples, seen.allocated) or describe_growth(workload, seen.copied)
     notes += [] if growth is None else [growth]
     if workload.kind == "iterable":
         is_multiplied = workload.sample_counts.is_multiplied(seen.samples)
