@@ -29,14 +29,12 @@ _METHODS: Final = ("train_dataloader", "get_train_dataloader")  # of Lightning, 
 
 def _iterate(loader: Any) -> Iterator[Any]:
     """Start an epoch of a tuned loader; its class has this function as `__iter__`."""
-    cls: Any = type(loader).__bases__[0]
     state: Autopilot | None = loader.autopilot_state
     is_nested = get_worker_info() is not None  # within a dataset, in a worker, which starts no workers
     is_nested |= state is not None and state.process != os.getpid()  # in a process that the script has forked
-    reason = "" if state or is_nested else explain_refusal(loader, cls) or make_state(loader)
+    reason = "" if state or is_nested else explain_refusal(loader) or make_state(loader)
     if reason or is_nested:
-        is_reported = CHOOSERS and cls.__iter__ is DataLoader.__iter__  # by `dltune run`
-        if reason and not is_reported:
+        if reason and not CHOOSERS:  # else `dltune run` says it
             loader.autopilot_options.show(f"not tuned: {reason}.")
         detach(loader)
         return iter(loader)
@@ -113,21 +111,24 @@ def attach(loader: Any, options: Options) -> str:
     """Give a loader a class with the autopilot; libraries that copy the loader by its class copy it, too.
 
     Returns:
-        Why that failed: the user's class of loaders cannot be derived from. Empty if it did not.
+        Why that failed: the user's class iterates its own way, or cannot be derived from. Empty if it did not.
     """
     cls = type(loader)
     if hasattr(cls, "autopilot_options"):
         loader.autopilot_options = options
         if loader.autopilot_state is not None:
             loader.autopilot_state.options = options
-    else:
-        members: dict[str, Any] = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-        members |= {"__iter__": _iterate, "__reduce_ex__": _reduce, "_iterator": property(_find_workers, _end_workers)}
-        members |= {"autopilot_options": options, "autopilot_state": None}
-        try:
-            loader.__class__ = type(cls.__name__, (cls,), members)
-        except Exception as error:  # of its metaclass, or of __init_subclass__ or __setattr__
-            return f"{cls.__name__} cannot be derived from ({describe_error(error)})"
+        return ""
+    for name in ("__iter__", "_get_iterator"):
+        if getattr(cls, name) is not getattr(DataLoader, name):
+            return f"{cls.__name__} overrides {name}"
+    members: dict[str, Any] = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    members |= {"__iter__": _iterate, "__reduce_ex__": _reduce, "_iterator": property(_find_workers, _end_workers)}
+    members |= {"autopilot_options": options, "autopilot_state": None}
+    try:
+        loader.__class__ = type(cls.__name__, (cls,), members)
+    except Exception as error:  # of its metaclass, or of __init_subclass__ or __setattr__
+        return f"{cls.__name__} cannot be derived from ({describe_error(error)})"
     return ""
 
 
@@ -183,11 +184,8 @@ def _attach_all(given: Any, options: Options) -> bool:
     return isinstance(loader, DataLoader)
 
 
-def explain_refusal(loader: DataLoader[Any], cls: Any) -> str:
-    """Return why the workers of a loader of the user's class cannot change in an epoch; empty if they can."""
-    for name in ("__iter__", "_get_iterator"):
-        if getattr(cls, name) is not getattr(DataLoader, name):
-            return f"{cls.__name__} overrides {name}"
+def explain_refusal(loader: DataLoader[Any]) -> str:
+    """Return why the workers of a loader cannot change in an epoch; empty if they can."""
     if isinstance(loader.dataset, IterableDataset):
         return "an IterableDataset divides its samples among the workers"
     if not getattr(loader, "in_order", True):

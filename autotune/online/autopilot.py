@@ -195,8 +195,7 @@ class Autopilot:
         if not kept:
             most = max(own.workers, self._limits.most_workers(prefetch, 0))
             if workers > most:
-                self.controller.settings = WorkerSettings(most, prefetch) if most else own
-                self.controller.known = self.controller.watched = None
+                self._limit(WorkerSettings(most, prefetch) if most else own)
             if workers > most or (loader.persistent_workers and workers):
                 self._windows.discard()  # only their first epoch starts them
         is_unchecked = not (own.workers or kept or self._has_checked) and self.controller.settings.workers > 0
@@ -230,6 +229,10 @@ class Autopilot:
         most = self._limits.most_workers(prefetch, kept)
         return min(most, self._longest or most)
 
+    def _limit(self, settings: WorkerSettings) -> None:
+        self.controller.limit(settings)
+        self._has_reported = False
+
     def _before_batch(self, epoch: Epoch) -> None:
         if epoch.failure and not self.controller.failure:
             self._fail(epoch.failure)
@@ -239,7 +242,9 @@ class Autopilot:
         while epoch is self._epoch and self._windows.note_batch(epoch):
             if epoch.settings != self.controller.settings:
                 if epoch.change(self.controller.settings):
-                    self.controller.settings, self._has_checked = epoch.settings, True
+                    self._has_checked = True
+                    if epoch.settings != self.controller.settings and not epoch.failure:
+                        self._limit(epoch.settings)
                     self._windows.restart(epoch)
                 break
             if (window := self._windows.advance(epoch)) is None:

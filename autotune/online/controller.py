@@ -154,6 +154,12 @@ class Controller:
         """Search again from the user's settings: the next windows do not compare with those so far."""
         self.windows, self.settings, self.known = {}, self.own, None
 
+    def limit(self, settings: WorkerSettings) -> None:
+        """Load with fewer workers, as the limits ask for, and search again among those."""
+        self.settings, self.known, self.watched, self.has_converged = settings, None, None, False
+        allowed = [one for one in self.windows if one.workers <= settings.workers and one.prefetch <= settings.prefetch]
+        self.windows = {one: found for one, found in self.windows.items() if one in (self.own, *allowed)}
+
     def finish(self) -> None:
         """Stay with the best settings so far; the first window, and that of one worker, prove nothing."""
         if len(self.windows) > (1 if self.own.workers else 2):

@@ -349,6 +349,7 @@ class Epoch:
             group.loader = self._make_loader(group, collects_garbage=collects_garbage)
             group.iterator = iter(group.loader)
             if group.settings.workers:
+                group.iterator._persistent_workers = True  # so that the end of the epoch does not wait for theirs
                 ITERATORS.add(group.iterator)
             self.groups.append(group)
             self.started_workers += group.settings.workers
@@ -366,8 +367,7 @@ class Epoch:
             expected = read_globals(given.dataset) if is_compared else {}
             begun = parent, group.first_worker, time.perf_counter(), expected
             start = partial(start_worker, given.worker_init_fn, collects_garbage, *begun)
-            # Persistent, so that the end of the epoch does not wait for the workers to end.
-            others = {"prefetch_factor": prefetch, "persistent_workers": True, "worker_init_fn": start}
+            others = {"prefetch_factor": prefetch, "worker_init_fn": start}
             method: Any = given.multiprocessing_context
             if method is None and not group.is_own:
                 method = read_start_method_in_force()  # torch would fix it for the script, which may choose one later
@@ -379,6 +379,7 @@ class Epoch:
             collate_fn=partial(self._counters.collate, given.collate_fn),
             pin_memory=given.pin_memory,
             generator=self.seeds,
+            persistent_workers=workers > 0 and given.persistent_workers,
             **sampler,
             **others,
         )

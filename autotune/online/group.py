@@ -165,7 +165,7 @@ def _shut_down(ending: list[Any], thread: threading.Thread | None = None) -> Non
 def wait_for_ending_workers() -> None:
     """Wait until workers that load nothing more have ended, so that new ones do not need memory at the same time."""
     deadline = time.monotonic() + END_SECONDS
-    for thread in [one for one in _ENDING if one.ident is not None]:
+    for thread in [one for one in list(_ENDING) if one.ident is not None]:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 

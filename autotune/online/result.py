@@ -8,7 +8,7 @@ import traceback
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch.utils.data import SequentialSampler, Subset
@@ -36,6 +36,8 @@ from autotune.system.software import is_library, read_local_rank, read_software
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
+
+LOCK_SECONDS: Final = 1.0  # that training waits for the tuned file
 
 
 class LoaderFacts(NamedTuple):
@@ -83,13 +85,14 @@ def read_facts(loader: DataLoader[Any], processes: int) -> LoaderFacts:
 
 
 def find_start(path: Path, facts: LoaderFacts, own: WorkerSettings) -> tuple[WorkerSettings, Window | None] | None:
-    """Return the settings that an earlier run with this dataset and machine ended with, if it tried the user's, too.
+    """Return the settings that an earlier run with this dataset and machine ended with, if its baseline has the user's.
 
     With them is one second of that run, unless it ended before it had tried all that it proposed.
     """
     hardware = read_hardware(facts.workload.nproc_per_node)
     for one in read_profiles(path):
-        if _is_result(one, facts, hardware) and own in [read_settings(trial.dataloader) for trial in one.search.trials]:
+        base = one.result.baseline
+        if _is_result(one, facts, hardware) and base is not None and read_settings(base.config.dataloader) == own:
             rate = one.result.samples_per_second / one.search.batch_samples
             known = Window(batches=rate, seconds=1.0, wait_seconds=one.result.wait_share)
             return read_settings(one.dataloader), known if one.is_complete else None
@@ -111,7 +114,7 @@ def remove_result(path: Path, facts: LoaderFacts) -> None:
         return TunedFile(profiles=tuple(one for one in stored.profiles if not _is_result(one, facts, hardware)))
 
     if any(_is_result(one, facts, hardware) for one in read_profiles(path)):
-        update_file(path, remove, lock_seconds=1.0)
+        update_file(path, remove, lock_seconds=LOCK_SECONDS)
 
 
 def _is_result(profile: TunedProfile, facts: LoaderFacts, hardware: Hardware) -> bool:
@@ -193,7 +196,7 @@ def save_result(
         created_at=datetime.now(UTC).replace(microsecond=0),
         is_complete=is_complete,
     )
-    save_profile(path, profile)
+    save_profile(path, profile, lock_seconds=LOCK_SECONDS)
 
 
 def _read_batch_size(loader: DataLoader[Any]) -> int | None:

@@ -27,7 +27,7 @@ from autotune.online.group import GroupLoader
 from autotune.online.result import is_shuffled
 from autotune.online.watch import MIN_SLOW_STEPS, WaitMeter
 from autotune.profiles.store import check_writable
-from autotune.system.software import is_library
+from autotune.system.software import is_library, is_stdlib
 from autotune.units import format_rate
 
 IN_TRIALS: Final = "To tune it in trials: dltune --dataset MODULE:NAME, or --loader MODULE:NAME."
@@ -51,7 +51,8 @@ def run_script(script: str, arguments: Sequence[str], options: Options, *, is_mo
     """
     main = ModuleType("__main__")  # for good: threads and functions of `atexit` need it after the end of the script
     if is_module:
-        sys.path[0] = str(Path.cwd())
+        if not sys.flags.safe_path:
+            sys.path[0] = str(Path.cwd())
         main.__spec__ = _find_module(script)
         main.__package__, path = main.__spec__.parent, Path(main.__spec__.origin or "")
         script = str(path)
@@ -119,7 +120,7 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
         with suppress(Exception):  # one line may make several loaders, and make each again in every epoch
             samples = f" ({len(loader.dataset):,} samples{', shuffled' * is_shuffled(loader)})"
         own = replace(options, place=place + samples)
-        reason = explain_refusal(loader, type(loader)) or attach(loader, own) or make_state(loader)
+        reason = explain_refusal(loader) or attach(loader, own) or make_state(loader)
         if not reason:
             return iter(loader)
         detach(loader)
@@ -155,9 +156,14 @@ def tune_all_loaders(options: Options) -> Iterator[None]:
 
 
 def find_place() -> str:
-    """Return the nearest line of the user's own code that called this, such as `train.py:31`."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and is_library(frame.f_code.co_filename):
+    """Return the nearest line of the user's own code that called this, such as `train.py:31`.
+
+    An installed package is the user's if it has the training that is executed.
+    """
+    frame, main = sys._getframe(2), sys.modules["__main__"]
+    file = (getattr(main, "__package__", None) and getattr(main, "__file__", None)) or ""
+    own = f"{Path(file).parent}{os.sep}" if is_library(file) and not is_stdlib(file) else "\0"
+    while frame.f_back is not None and is_library(file := frame.f_code.co_filename) and not file.startswith(own):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 

@@ -110,8 +110,8 @@ def select_profile(
 ) -> TunedProfile:
     """Select the profile for the nearest machine, with this many training processes; of equals a validated, new one.
 
-    `name` is the id, label, workload, workload id or machine class of the profile. Without a name, results of training
-    runs are ignored if there is a tuned profile.
+    `name` is the id, label, workload, workload id or machine class of the profile. Results of training runs are ignored
+    if there is a tuned profile.
 
     Raises:
         ProfileError: The file is not valid, has no such profile, or has profiles of several workloads to choose from.
@@ -129,8 +129,7 @@ def select_profile(
     named = [one for one in profiles if name in list_names(one)]
     if name is not None:  # a label or title rather than a dataset that several workloads have
         named = [one for one in named if name == (one.label or one.workload.title)] or named
-    else:
-        named = [one for one in profiles if not one.is_from_training] or named
+    named = [one for one in named if not one.is_from_training] or named
     titles = [title for title, ids in names.items() if any(one.workload_id in ids for one in named or profiles)]
     if not named:
         raise ProfileError(f"{path} has no profile {name!r}; it has {', '.join(titles)}.")
@@ -155,7 +154,7 @@ def describe_here(profile: TunedProfile, machine: MachineProfile) -> Hardware:
     It has no GPU if the profile was tuned for CPUs, or without a GPU and torch has no CUDA here.
     """
     workload = profile.request.get("workload")  # of any type: a hand-written request is validated before it is repeated
-    is_for_cpu = isinstance(workload, dict) and workload.get("device") == "cpu"
+    is_for_cpu = isinstance(workload, dict) and str(workload.get("device")).partition(":")[0] == "cpu"
     if profile.hardware.gpu is None and (torch := read_torch()) is not None:
         is_for_cpu |= torch.cuda is None
     return describe_local_hardware(machine, profile.hardware, gpus=() if is_for_cpu else None)
@@ -297,6 +296,8 @@ class TunedLoader:
                 loader = DataLoader(source, **kwargs)
             else:
                 raise UsageError(f"Profile {self.profile.id} has no batch size: pass batch_size or batch_sampler.")
+        if "worker_init_fn" in dropped:
+            dropped["worker_threads"] = self.config.process.worker_threads
         values = {name: dropped.get(name, setting.default) for name, setting in SETTINGS.items()}
         if lost := [f"{name}={value!r}" for name, value in values.items() if value != SETTINGS[name].default]:
             text = f"{_name(source)} does not accept these tuned settings, which are not used: {', '.join(lost)}."

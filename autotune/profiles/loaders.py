@@ -27,11 +27,20 @@ THREAD_SETTERS: Final = {"cv2": "setNumThreads", "threadpoolctl": "threadpool_li
 )  # functions of modules, called if the module has been imported
 
 
+def read_signature(make: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function, whose annotations may name what is only imported for type checkers."""
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        return inspect.signature(make, annotation_format=annotationlib.Format.FORWARDREF)
+    return inspect.signature(make)
+
+
 def list_parameters(make: Callable[..., Any]) -> list[inspect.Parameter]:
     """Return the parameters of a function, or of a class's `__init__` without `self`."""
     if isinstance(make, type):
-        return list(inspect.signature(make.__init__).parameters.values())[1:]  # type: ignore[misc]  # not called
-    return list(inspect.signature(make).parameters.values())
+        return list(read_signature(make.__init__).parameters.values())[1:]  # type: ignore[misc]  # not called
+    return list(read_signature(make).parameters.values())
 
 
 def takes(make: Callable[..., Any], name: str) -> bool:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import NamedTemporaryFile
 from typing import Final
 
 from pydantic import ValidationError
@@ -118,7 +118,7 @@ def check_writable(path: Path) -> None:
     if os.path.ismount(real):
         raise OutputError(f"{path} cannot be replaced: it is a mount point. Mount its folder.")
     try:
-        TemporaryFile(dir=folder).close()
+        NamedTemporaryFile(dir=folder, prefix=f".{Path(real).name}.", suffix=".tmp").close()
     except OSError as error:
         problem = f"cannot be used: {error.strerror}"
         if error.errno in {errno.EROFS, errno.EACCES}:
@@ -133,14 +133,15 @@ def check_writable(path: Path) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Replace the content of a regular file, also through a symlink; readers see the old or the new text."""
     path = Path(os.path.realpath(path))
-    mode = path.stat().st_mode if path.exists() else stat.S_IFREG | NEW_MODE
-    if not stat.S_ISREG(mode):
+    mode = path.stat().st_mode if path.exists() else None
+    if mode is not None and not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "It is not a regular file")
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, NEW_MODE)
     try:
         with os.fdopen(descriptor, "wb") as stream:
-            os.fchmod(descriptor, stat.S_IMODE(mode))
+            if mode is not None:  # else the umask decides
+                os.fchmod(descriptor, stat.S_IMODE(mode))
             stream.write(text.encode())
             stream.flush()
             os.fsync(descriptor)

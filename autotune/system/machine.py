@@ -122,10 +122,13 @@ def read_nofile_limit() -> int:
 
 
 def read_shm(shm: Path = SHM) -> tuple[int, int]:
-    """Return the size and the free space of /dev/shm, in bytes; zeros if there is none."""
+    """Return the size and the free space of /dev/shm, in bytes: the memory if it has no limit, 0 if there is none."""
+    size = free = 0
     with suppress(OSError):
-        return shutil.disk_usage(shm)[::2]
-    return 0, 0
+        size, _, free = shutil.disk_usage(shm)
+        if not size:
+            size = free = _read_memory(PROC, "MemTotal")
+    return size, free
 
 
 def read_memory_limit(proc: Path = PROC, cgroup: Path = CGROUP) -> int:

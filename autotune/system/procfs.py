@@ -181,7 +181,7 @@ def list_empty_segments(pids: Collection[int], shm: Path = SHM) -> set[str]:
 
     def is_empty(name: str) -> bool:
         with suppress(OSError):
-            return name.startswith("torch_") and not (shm / name).stat().st_blocks
+            return not (shm / name).stat().st_blocks
         return False
 
     found = set(filter(is_empty, list_names(pids, shm=shm)))
@@ -247,14 +247,17 @@ def measure_segments(pids: Iterable[int], names: Iterable[str], shm: Path = SHM)
     return sum(others.get(inode, size) for inode, size in mapped.items()) + unmapped, unmapped
 
 
-def list_names(pids: Collection[int], known: Collection[str] = (), shm: Path = SHM) -> set[str]:
-    """Return the names of these processes' tensors, and new ones of `multiprocessing.shared_memory`, in /dev/shm."""
-    prefixes = (*(f"torch_{pid}_" for pid in pids), "psm_")
-    return {path.name for path in list_folder(shm) if path.name.startswith(prefixes)}.difference(known)
+def list_names(pids: Collection[int], shm: Path = SHM) -> set[str]:
+    """Return the names of the tensors of these processes in /dev/shm."""
+    prefixes = tuple(f"torch_{pid}_" for pid in pids)
+    return {path.name for path in list_folder(shm) if path.name.startswith(prefixes)}
 
 
 def read_file_positions() -> dict[tuple[str, str], int]:
-    """Return the positions of the files that this process has open to read, but stdin, by descriptor and path."""
+    """Return the positions of the files that this process has open to read, but stdin, by descriptor and path.
+
+    That of a file to write, too, is -1 at its end: a log stays there.
+    """
     found = {}
     for descriptor in list_folder(PROC / "self" / "fd"):
         if descriptor.name in ("0", "1", "2"):
@@ -263,9 +266,11 @@ def read_file_positions() -> dict[tuple[str, str], int]:
             path, info = _read_link(descriptor), PROC / "self" / "fdinfo" / descriptor.name
             flags = int(read_field(info, "flags") or "1", 8)
             is_read = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_APPEND
-            is_file = stat.S_ISREG(descriptor.stat().st_mode)  # which may have no name any more
+            status, position = descriptor.stat(), int(read_field(info, "pos") or "0")
+            is_at_end = flags & os.O_ACCMODE == os.O_RDWR and position == status.st_size
+            is_file = stat.S_ISREG(status.st_mode)  # which may have no name any more
             if is_file and is_read and not path.startswith(("/proc", "/sys")):
-                found[descriptor.name, path] = int(read_field(info, "pos") or "0")
+                found[descriptor.name, path] = -1 if is_at_end else position
     return found
 
 

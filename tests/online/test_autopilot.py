@@ -131,7 +131,7 @@ def test_a_training_that_ends_before_it_converged_has_a_result_though_its_loader
     assert (profile.config.dataloader.num_workers, profile.is_complete) == (2, False)
     start = find_start(Path("dltune.json"), state.facts, WorkerSettings(0, 2))
     assert start == (WorkerSettings(2, 2), None)  # the next run tries more
-    assert find_start(Path("dltune.json"), state.facts, WorkerSettings(24, 2)) is None  # it has not tried these
+    assert find_start(Path("dltune.json"), state.facts, WorkerSettings(24, 2)) is None  # it had another baseline
 
 
 def test_the_rates_of_other_numbers_of_workers_explain_why_the_users_stay() -> None:
@@ -406,6 +406,7 @@ def test_a_stateful_loader_resumes_as_without(workers: int, capsys: pytest.Captu
         if is_tuned:
             autopilot(first)
             autopilot(second)
+        assert first.state_dict()
         batches = iter(first)
         before = [next(batches).tolist() for _ in range(3)]
         second.load_state_dict(first.state_dict())

@@ -122,6 +122,18 @@ def test_no_more_workers_than_the_limit_are_tried() -> None:
     assert max(one.workers for one in controller.windows) == 4
 
 
+def test_a_limit_that_sinks_begins_another_search_below_it() -> None:
+    noise, limits = random.Random(0), [64]
+    controller = Controller(WorkerSettings(0, 2), WorkerSettings(0, 2), CPUS, lambda prefetch, running: limits[0])
+    converge(WORKLOADS["samples wait"], controller, noise)
+    limits[0] = controller.settings.workers // 2
+    controller.limit(WorkerSettings(limits[0], 2))
+    assert (controller.final_window, controller.has_converged) == (None, False)
+    converge(WORKLOADS["samples wait"], controller, noise)
+    assert controller.settings.workers == limits[0]
+    assert controller.final_window is not None
+
+
 def test_it_starts_again_when_the_rate_falls_and_the_loop_waits_more() -> None:
     noise, controller = random.Random(0), Controller(WorkerSettings(2, 2), WorkerSettings(2, 2), CPUS, no_limit)
     converge(WORKLOADS["the step is slow"], controller, noise)

@@ -489,6 +489,6 @@ def test_no_worker_is_added_if_the_sockets_of_workers_would_have_too_long_a_name
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 72)
-    assert explain_refusal(make_loader(workers=0), DataLoader) == ""
+    assert explain_refusal(make_loader(workers=0)) == ""
     monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 73)
-    assert explain_refusal(make_loader(workers=0), DataLoader).endswith("longer than 73 bytes: export TMPDIR=/tmp")
+    assert explain_refusal(make_loader(workers=0)).endswith("longer than 73 bytes: export TMPDIR=/tmp")

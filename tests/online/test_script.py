@@ -26,6 +26,7 @@ from autotune.online.autopilot import Options
 from autotune.online.group import WorkerSettings
 from autotune.online.script import describe_loaders, run_script, tune_all_loaders
 from autotune.online.windows import Window
+from tests.builders import write_files
 
 ROOT = Path(__file__).parents[2]
 WAITING = dedent("""
@@ -207,7 +208,7 @@ def run(tmp_path: Path, code: str, *arguments: str, tuned: bool = True) -> subpr
 def run_python(tmp_path: Path, *arguments: str, tuned: bool = True) -> subprocess.CompletedProcess[str]:
     dltune = ["-m", "autotune", "run", "--max-workers", "4"] if tuned else []
     command = [sys.executable, *dltune, *arguments]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "site-packages")])}
     return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=120)
 
 
@@ -246,6 +247,13 @@ def test_a_module_runs_as_python_runs_it(name: str, tmp_path: Path) -> None:
     ended = run_python(tmp_path, "-m", name, "--epochs", "3")
     assert "a relative import" in plain.stdout, plain.stderr
     assert (ended.returncode, ended.stdout) == (plain.returncode, plain.stdout), ended.stderr
+
+
+def test_a_loader_of_an_installed_package_is_named_by_its_line(tmp_path: Path) -> None:
+    write_files(tmp_path, {"site-packages/pkg/__init__.py": "", "site-packages/pkg/train.py": SCRIPT})
+    ended = run_python(tmp_path, "-m", "pkg.train", "--epochs", "3")
+    made = find_line(SCRIPT, "return DataLoader(Waiting(length")
+    assert f"dltune: train.py:{made} (8,000 samples): num_workers=" in ended.stderr
 
 
 @pytest.mark.parametrize("name", ["nowhere.train", "json.nothing", "math", "..train"])
@@ -511,3 +519,6 @@ def test_the_folder_of_the_script_is_not_searched_if_python_is_told_not_to(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     code = "import sys; print(sys.path)"
     assert run(tmp_path, code).stdout == run(tmp_path, code, tuned=False).stdout
+    write_files(tmp_path, {"site-packages/prints.py": code})
+    module = [run_python(tmp_path, "-m", "prints", tuned=tuned) for tuned in (True, False)]
+    assert module[0].stdout == module[1].stdout != ""

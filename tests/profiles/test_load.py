@@ -223,6 +223,11 @@ class TestMakeLoader:
             loader = make_tuned().make_loader(partial(make), batch_size=5)
         assert (loader.num_workers, loader.batch_size, caught[0].filename) == (0, 5, __file__)
 
+    def test_a_function_that_does_not_take_a_setup_of_workers_loses_their_limit_of_threads(self) -> None:
+        tuned = make_tuned(process=ProcessSettings(worker_threads=1))
+        with pytest.warns(UserWarning, match="not used: worker_threads=1"):
+            tuned.make_loader(lambda num_workers, **_: DataLoader(DATA, num_workers=num_workers))
+
     def test_a_loader_may_be_an_iterable_dataset(self) -> None:
         loader = make_tuned(dataloader=make_config(0, batch_size=3).dataloader).make_loader(
             lambda **settings: Wraps(DataLoader(DATA, **settings))

@@ -196,6 +196,15 @@ def test_a_title_names_the_profile_that_has_no_label_or_split_besides(tmp_path: 
     assert select(tmp_path, labelled, name="data:make_dataset") == labelled
 
 
+def test_a_class_of_machines_does_not_name_the_result_of_a_training_run_if_there_is_a_tuned_profile(
+    tmp_path: Path,
+) -> None:
+    trained = make_for("data:Train", search=make_search_record(sampler="training"))
+    tuned = make_for("data:make")
+    assert select(tmp_path, trained, tuned, name=tuned.machine_class) == tuned
+    assert select(tmp_path, trained, name=trained.machine_class) == trained
+
+
 def test_profiles_with_one_label_are_one_workload(tmp_path: Path) -> None:
     profiles = [make_for(label="train", workload={"dataset_args": {"root": root}}) for root in ("/a", "/b")]
     assert select(tmp_path, *profiles, name="train").label == "train"
@@ -205,7 +214,7 @@ def test_a_machine_with_a_gpu_is_the_same_for_a_profile_of_its_cpus(monkeypatch:
     monkeypatch.setattr("autotune.system.machine.read_gpus", lambda: ("NVIDIA H100",))
     monkeypatch.setattr("autotune.profiles.load.read_torch", lambda: TorchVersion("2.13.0+cu130", "13.0"))
     machine = make_machine()
-    for device, gpu in (("cpu", None), ("auto", "NVIDIA H100")):
+    for device, gpu in (("cpu", None), ("cpu:0", None), ("auto", "NVIDIA H100")):
         workload = make_request().workload.model_copy(update={"device": device})
         request = make_request().model_copy(update={"workload": workload}).record()
         assert describe_here(make_for(request=request), machine).gpu == gpu

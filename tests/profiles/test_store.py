@@ -124,6 +124,15 @@ def test_a_new_file_is_writable_only_by_its_owner_and_a_private_file_and_a_symli
     assert (path.is_symlink(), stat.S_IMODE(target.stat().st_mode)) == (True, 0o600)
 
 
+def test_a_new_file_is_as_private_as_the_umask_asks_for(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        save_profile(path := tmp_path / "dltune.json", make_profile())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_pipes_and_devices_are_neither_read_nor_replaced(tmp_path: Path) -> None:
     pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
@@ -210,6 +219,8 @@ def test_an_output_path_that_cannot_be_written_is_rejected(tmp_path: Path) -> No
         check_writable(tmp_path / "missing" / "dltune.json")
     with pytest.raises(OutputError, match="is a folder"):
         check_writable(tmp_path)
+    with pytest.raises(OutputError, match="File name too long"):
+        check_writable(tmp_path / ("n" * 250))
     assert list(tmp_path.iterdir()) == []
     check_writable(tmp_path / "new.json")
     check_writable(write_profiles(tmp_path, make_profile()))

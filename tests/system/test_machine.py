@@ -11,6 +11,8 @@ from autotune.system.machine import (
     describe_local_hardware,
     read_gpus,
     read_machine,
+    read_memory_limit,
+    read_shm,
 )
 from tests.builders import make_hardware, make_machine, write_files
 
@@ -121,3 +123,9 @@ def test_an_accelerator_that_only_torch_can_name_is_the_profiles_if_its_device_f
 def test_a_slice_of_a_partitioned_gpu_matches_the_slice_that_was_tuned() -> None:
     there = make_machine().hardware(Accelerator(name="NVIDIA H100 80GB HBM3 MIG 1g.10gb", count=1))
     assert describe_local_hardware(make_machine(), there, gpus=("NVIDIA H100 80GB HBM3 MIG",)) == there
+
+
+def test_a_dev_shm_without_a_limit_has_the_size_of_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: (0, 0, 0))
+    size, free = read_shm(tmp_path)
+    assert size == free >= read_memory_limit()

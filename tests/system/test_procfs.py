@@ -24,6 +24,7 @@ from autotune.system.procfs import (
     measure_pss,
     measure_segments,
     memory_upper_bound,
+    read_file_positions,
     read_smaps,
     read_tcp_bytes,
     remove_folder,
@@ -154,10 +155,19 @@ def test_a_name_that_gets_content_meanwhile_is_in_use(tmp_path: Path, monkeypatc
     assert list_empty_segments({12}, tmp_path) == set()
 
 
-def test_tensors_and_files_of_other_processes_and_known_names_are_left_out(tmp_path: Path) -> None:
-    for name in ("torch_12_1_0", "torch_123_1_0", "torch_", "psm_1", "psm_0", "nccl-1"):
+def test_tensors_and_files_of_other_processes_are_left_out(tmp_path: Path) -> None:
+    for name in ("torch_12_1_0", "torch_123_1_0", "torch_", "psm_1", "nccl-1"):
         make_segment(tmp_path, name)
-    assert list_names({12}, known={"psm_0"}, shm=tmp_path) == {"torch_12_1_0", "psm_1"}
+    assert list_names({12}, shm=tmp_path) == {"torch_12_1_0"}
+
+
+def test_a_log_that_is_written_keeps_its_position_and_a_file_that_is_read_does_not(tmp_path: Path) -> None:
+    path, found = tmp_path / "log", list[int]()
+    with path.open("w+b", buffering=0) as log:
+        for change in (b"", b"12", b"34", 1):
+            log.seek(change) if isinstance(change, int) else log.write(change)
+            found += [at for (_, one), at in read_file_positions().items() if one == str(path)]
+    assert found == [-1, -1, -1, 1]
 
 
 def test_each_segment_counts_once_whether_it_is_mapped_open_or_only_has_a_name(tmp_path: Path) -> None:
