@@ -110,14 +110,16 @@ def check(
     age = compare_age(chosen.created_at, datetime.now(UTC), max_age_seconds)
     if not quick and (chosen.is_from_training or not with_workload):
         here, software = describe_here(chosen, machine), read_software()
-        if chosen.is_from_training:  # the training may have set both, and this process has not
+        if chosen.is_from_training:  # the training may have set it, and this process has not
             here = here.model_copy(update={"nofile_limit": chosen.hardware.nofile_limit})
+        is_same_python = software.python.split(".")[:2] == chosen.software.python.split(".")[:2]
+        if is_same_python or chosen.is_from_training:  # the user's code may have set it, too
             software = software.model_copy(update={"start_method": chosen.software.start_method})
         return _conclude(chosen, [*compare((chosen.hardware, here), (chosen.software, software)), *age])
     warn_if_others_can_write(file)
     request = rebuild_request(chosen, str(file))
     request.workload.check_import_strings()
-    time_budget = TimeBudget(request)
+    time_budget = TimeBudget(request.model_copy(update={"timeout_seconds": None}))  # which was for the search
     with TrialRunner(request.workload, request.stall_seconds, progress) as runner:
         if not quick:  # workers need not be profiled
             budgets = plan_budgets(machine, request).model_copy(update={"max_workers": 0})

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Final
 
 from pydantic import ValidationError
@@ -31,13 +33,16 @@ MAX_START_SECONDS: Final = 10.0  # of a process, with its dataset and step, befo
 def find_import_string(value: object, option: str = "") -> str:
     """Return the import string of an object, the value of an option or the one to tune; raise UsageError if none."""
     qualified = getattr(value, "__qualname__", None) if callable(value) else None
-    home = sys.modules.get(getattr(value, "__module__", None) or "")
-    if qualified is not None and home is not None:  # a function or class; a lambda or a local one has no name
-        found = [(home, qualified)] if "<" not in qualified else []
+    home, found = sys.modules.get(getattr(value, "__module__", None) or ""), list[tuple[ModuleType, str]]()
+    if qualified is not None and home is not None:
+        with suppress(AttributeError):  # a lambda, or a function in another one
+            named = attrgetter(qualified)(home)
+            is_reloaded = type(named) is type(value) is FunctionType and not hasattr(value, "__wrapped__")
+            found = [(home, qualified)] if named == value or is_reloaded else []  # else a wrapper has its name
     elif value is None or isinstance(value, int | float | str | bytes):  # which many modules have by chance
         hint = " Give an import string in a TuningRequest." if isinstance(value, str) and ":" in value else ""
         raise UsageError(f"tune() needs a function, a dataset or a loader; it got {value!r}.{hint}")
-    else:
+    if not found:
         modules = [one for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
         held = ((module, name) for module in modules for name, one in list(vars(module).items()) if one is value)
         found = sorted((one for one in held if one[1] != "_"), key=lambda one: one[0].__name__ == "__main__")
@@ -63,7 +68,7 @@ def find_import_string(value: object, option: str = "") -> str:
         )
     spec = getattr(module, "__spec__", None)
     if spec is not None and spec.name:  # python -m
-        return f"{spec.name.removesuffix('.__main__')}:{name}"
+        return f"{spec.name}:{name}"
     return f"{os.path.relpath(file)}:{name}"
 
 

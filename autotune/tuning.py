@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
 from autotune.settings import SETTINGS, format_arguments
 from autotune.system.machine import MachineProfile, read_machine
-from autotune.system.procfs import TRIAL_VARIABLE
 from autotune.system.signals import defer_interrupts
 from autotune.time_budget import TimeBudget
 from autotune.units import format_rate
@@ -118,7 +116,7 @@ def tune(
             validation = validate(plan, choose, measure, progress, monitor, time_budget.allows_runs, surrogate)
         result = _save(plan, found, validation, time_budget, runner)
     if isinstance(progress, WarningListener):
-        said = [one for one in result.profile.result.warnings if one not in plan.workload.notes]
+        said = [one for one in result.profile.result.warnings if one != plan.workload.loader_note]
         said += ["Interrupted: the result is the best so far."] if result.interrupted else []
         for sentence in dict.fromkeys([*progress.warnings, *said]):
             warnings.warn(sentence, stacklevel=2)
@@ -133,8 +131,6 @@ def request_from_object(value: object, options: dict[str, Any]) -> TuningRequest
         return value
     if given := options.keys() & {"workload", "dataset"}:
         raise UsageError(f"tune(..., {min(given)}=...): pass the function, dataset or loader as the first argument.")
-    if TRIAL_VARIABLE in os.environ:
-        raise UsageError('A trial imported a module that calls tune(): put the call under if __name__ == "__main__".')
     named = {name: find_import_string(one, f"{name}=") if callable(one) else one for name, one in options.items()}
     workload = {name: named.pop(name) for name in options if name in WorkloadRequest.model_fields}
     try:

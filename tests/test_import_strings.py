@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +33,43 @@ NUMBERS = object()
 def test_a_function_or_object_has_the_import_string_of_its_module_level_name() -> None:
     assert find_import_string(make_numbers) == "tests.test_import_strings:make_numbers"
     assert find_import_string(NUMBERS) == "tests.test_import_strings:NUMBERS"
+
+
+def repeat(make: Callable[[], list[int]]) -> Callable[[], list[int]]:
+    @functools.wraps(make)
+    def make_more() -> list[int]:
+        return make() * 2
+
+    return make_more
+
+
+class Base:
+    @classmethod
+    def make(cls) -> str:
+        return cls.__name__
+
+
+class Train(Base): ...
+
+
+MORE_NUMBERS = repeat(make_numbers)
+UNNAMED = lambda: NUMBERS  # noqa: E731  # as users do
+TRAIN = Train.make
+
+
+def test_a_function_with_the_name_of_another_one_has_the_name_that_holds_it() -> None:
+    names = {"MORE_NUMBERS": MORE_NUMBERS, "UNNAMED": UNNAMED, "TRAIN": TRAIN, "Base.make": Base.make}
+    assert [find_import_string(one) for one in names.values()] == [f"{__name__}:{name}" for name in names]
+    with pytest.raises(UsageError, match=r"make_loader\(\)"):
+        find_import_string(repeat(make_numbers))
+
+
+def test_the_main_module_of_a_package_is_imported_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = ModuleType("__main__")
+    main.__spec__, main.__file__ = ModuleSpec("pkg.__main__", None), __file__
+    vars(main)["loader"] = loader = object()
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert find_import_string(loader) == "pkg.__main__:loader"
 
 
 def test_options_are_fields_of_the_request_or_of_its_workload() -> None:

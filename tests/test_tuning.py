@@ -213,6 +213,14 @@ def test_a_result_that_is_not_validated_does_not_change_training() -> None:
     assert outcome.profile.dataloader.in_order
 
 
+def test_what_the_probe_warns_of_is_a_warning_of_python_and_what_it_measured_is_none() -> None:
+    workload = waiting_workload().model_copy(update={"notes": ("Workers share a file.",), "loader_note": "Own loader."})
+    with pytest.warns(UserWarning, match="Workers share a file") as caught:
+        found = run(Bench(saturating), workload=workload, progress=None)
+    assert len(caught) == 1
+    assert found.profile.result.warnings == ("Workers share a file.", "Own loader.")
+
+
 def test_warnings_and_an_interruption_are_pythons_warnings_and_the_result_is_one_line() -> None:
     with pytest.warns(UserWarning, match="Interrupted: the result is the best so far"):
         found = run(interrupted_after(6), progress=None)
@@ -358,6 +366,13 @@ def test_a_measurement_that_all_others_contradict_is_repeated() -> None:
     assert [record.samples_per_second for record in outcome.records if record.config == config][-1] == pytest.approx(
         saturating(config), rel=0.01
     )
+
+
+def test_a_loader_that_decides_its_workers_is_never_tried_without_them() -> None:
+    workload = waiting_workload().model_copy(update={"fixed_settings": {"num_workers": 4}, "loader_class": "pkg.Own"})
+    bench = Bench(saturating, lambda one: "workload_failed" if one.dataloader.prefetch_factor == 8 else None)
+    assert run(bench, workload=workload).profile.dataloader.num_workers == 4
+    assert {config.dataloader.num_workers for config in bench.configs} == {4}
 
 
 def test_workers_that_always_fail_are_ruled_out_after_three_recorded_trials() -> None:

@@ -156,7 +156,7 @@ def check_workers(workload: LoadedWorkload, profile: WorkloadProfile, digests: M
             notes.append(OWN_EPOCHS.format(workload.sample_counts.samples))
         elif not is_shared and len(seen.delivered) > 1:
             notes.append(UNSHARDED)
-    return profile.model_copy(update=changes | {"notes": (*profile.notes, *notes)})
+    return profile.model_copy(update=changes | {"notes": (*notes, *profile.notes)})
 
 
 def _differ_here(workload: LoadedWorkload, indices: Sequence[int], digests: Mapping[int, str]) -> bool:

@@ -114,7 +114,7 @@ class RankSync:
         import torch
         import torch.distributed as dist
 
-        tensor = torch.tensor(values, dtype=torch.float64)
+        tensor = torch.tensor(values, dtype=torch.float64, device="cpu")
         try:
             dist.all_reduce(tensor)
         except RuntimeError as error:

@@ -16,7 +16,7 @@ from typing import Final
 from autotune.system.procfs import STACK_SIGNAL, STACKS_FILE, TRIAL_VARIABLE
 from autotune.system.worker_errors import report_unsent_data
 
-PACKAGE_DIR: Final = str(Path(__file__).parents[1])
+PACKAGE_DIR: Final = f"{Path(__file__).parents[1]}{os.sep}"
 FETCH_FILE: Final = "torch/utils/data/_utils/fetch.py"  # where a loader asks a dataset for samples
 WORKER_EXIT_GRACE_SECONDS: Final = 1.0  # between the end of a worker's connections and its own
 

@@ -114,7 +114,7 @@ def profile_workload(
     shards = (read_attribute(parts.dataset, name) for name in ("num_shards", "n_shards"))  # of Hugging Face datasets
     untested = f"{device.type} is used through torch.accelerator and is untested: no pinning, no budget of its memory"
     warning = None if device.type in ("cpu", "cuda") else untested
-    notes = (workload.note, warning, reader.describe_cache())
+    notes = warning, reader.describe_cache()
     profile = WorkloadProfile(
         description=type(parts.dataset).__qualname__,
         kind=workload.kind,
@@ -154,6 +154,7 @@ def profile_workload(
         pinning=is_cuda,
         rss_bytes=rss_bytes,
         notes=tuple(filter(None, notes)),
+        loader_note=workload.note,
         accelerator=read_accelerator(device),
         gpu_free_bytes=free_bytes,
     )

@@ -10,7 +10,7 @@ import gc
 import multiprocessing
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import cycle, islice
@@ -44,14 +44,15 @@ class SharedWatch:
     """Finds files and connections that workers wrongly share: their positions move, though this process reads nothing.
 
     Args:
-        sampler: Is iterated over in this process, and may read a file.
+        workload: Its sampler is iterated over in this process, and may read a file.
     """
 
-    def __init__(self, sampler: Iterable[Any]) -> None:
+    def __init__(self, workload: LoadedWorkload) -> None:
         self.found: str | None = None
-        before = _read_positions()
+        self._is_forked, before = workload.forks_workers, _read_positions()
+        samplers = workload.parts.batch_sampler, workload.parts.sampler
         with suppress(Exception):  # of the user's sampler, as in the trials
-            list(islice(sampler, 2))
+            list(islice(next(one for one in samplers if one is not None), 2))
         self._positions = _read_positions()
         self._ignored = {one for one, at in self._positions.items() if before.get(one) != at}
 
@@ -60,8 +61,8 @@ class SharedWatch:
         self._positions |= _read_positions()
 
     def look(self) -> None:
-        """Look for what workers have used."""
-        for one, at in _read_positions().items():
+        """Look for what workers have used, if they inherit what is open."""
+        for one, at in _read_positions().items() if self._is_forked else ():
             if one not in self._ignored and self._positions.get(one, at) != at:
                 use = "position of" if one[1].startswith("/") else "connection to"
                 self.found = self.found or f"the {use} {make_printable(one[1])}"
@@ -75,10 +76,8 @@ def complete_profile(
     workload: LoadedWorkload, command: ProbeCommand, profile: WorkloadProfile, on_phase: OnPhase
 ) -> WorkloadProfile:
     """Return the profile with the costs of workers and checks of their data; values that cannot be measured remain."""
-    samplers = workload.parts.batch_sampler, workload.parts.sampler
-    watch = SharedWatch(next((one for one in samplers if one is not None), ()))
+    watch = SharedWatch(workload)
     profile = _measure_workers(workload, command, profile, on_phase, watch)
-    watch.look()
     if watch.found is None:
         return profile
     notes = (SHARED.format(watch.found), *profile.notes)  # the most important one
@@ -106,6 +105,7 @@ def _measure_workers(
             profile = profile.model_copy(update={"notes": (*profile.notes, note)})
         if workload.batching == "batch_size" and not workload.batches_are_external:
             profile = measure_transfer(workload, profile, on_phase)
+            watch.look()
     except Exception as error:  # the trials will report it
         shut_down_workers(error)
     if workload.batches_are_external or (workload.kind == "map" and load_seconds > MAX_CHECKED_SECONDS):

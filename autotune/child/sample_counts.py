@@ -27,18 +27,20 @@ def count_samples(batch: Any, batch_size: int | None, unknown: int = 1) -> int:
     is not known, `unknown` is returned for a batch without any of these.
     """
     expected = batch_size or 0
-    lengths = [tensor.size(0) for tensor in find_tensors(batch) if tensor.dim()]
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    is_sequence = isinstance(parts, Sequence) and not isinstance(parts, str | bytes)
+    lists = [len(one) for one in (parts, *parts) if isinstance(one, list | tuple)] if is_sequence else []
+    is_column = expected == 1 and not isinstance(batch, list)  # a tuple of one tensor, which may hold several samples
+    if expected and expected in lists[is_column:]:  # before all of its values are looked at
+        return expected
+    lengths = [tensor.size(0) for tensor in find_tensors(batch) if tensor.dim()]
     columns = parts if isinstance(parts, list | tuple) else [parts]
     arrays = [one for one in columns if _is_array(one)]
     rows = [len(one) for one in arrays]
     are_rows = len(columns) != expected and set(rows) == {expected}
     if are_rows or columns is not batch or len({one.ndim for one in arrays}) > 1:  # else each may be a sample
         lengths += rows
-    is_sequence = isinstance(parts, Sequence) and not isinstance(parts, str | bytes)
-    lists = [len(one) for one in (parts, *parts) if isinstance(one, list | tuple)] if is_sequence else []
-    is_column = expected == 1 and not isinstance(batch, list)  # a tuple of one tensor, which may hold several samples
-    if expected and expected in (*lengths, *lists[is_column:]):
+    if expected and expected in lengths:
         return expected
     short = [one for one in (*lengths[:1], *lists) if one < expected]
     if short and (lists[1:] or lengths[:1] == short[:1]):

@@ -91,21 +91,21 @@ class SampleReader:
 
     def __init__(self, workload: LoadedWorkload) -> None:
         self._workload = workload
-        self.digests: dict[int, str] = {}  # by index; empty if repeated readings differ, or samples have no index
+        self.digests: dict[int, str] = {}  # by index; empty if workers need not read the same, or cannot be compared
         self.epoch_samples: int | None = None  # of an iterable dataset; None if an epoch takes long
         self._cached = list[tuple[float, float]]()  # seconds of slow first readings, and of the last ones
         self._io: tuple[int, int] | None = None  # after the first samples, which may open files
         self.samples, self.read_bytes, self.storage_bytes = 0, 0, 0  # since then
 
     def read(self) -> None:
-        """Read an epoch of an iterable dataset, or samples all over a map-style one that workers are to read again."""
+        """Read an epoch of an iterable dataset, or samples all over a map-style one, which workers may read again."""
         workload, parts = self._workload, self._workload.parts
         has_indices = workload.kind == "map" and type(parts.sampler) in SAMPLERS and parts.batch_sampler is None
         try:
             with single_thread():
                 if workload.kind == "iterable" and not workload.batches_are_external:
                     self._read_epoch()
-                elif workload.forks_workers and has_indices:
+                elif has_indices:
                     self._read_hashes()
         except Exception:  # the trials will report it
             self.digests = {}
@@ -142,7 +142,8 @@ class SampleReader:
             digest, later[index] = read(index)
             if digest != first[index][0]:
                 return
-        self.digests = {index: digest for index, (digest, _) in first.items()}
+        if self._workload.forks_workers:  # others inherit nothing that could change their samples
+            self.digests = {index: digest for index, (digest, _) in first.items()}
         pairs = [(seconds, later[index]) for index, (_, seconds) in first.items()]
         self._cached = [(slow, fast) for slow, fast in pairs[1:] if slow > CACHED_RATIO * fast + MIN_CACHED_SECONDS]
 
@@ -196,7 +197,8 @@ def find_epoch_state(workload: LoadedWorkload, on_phase: Callable[[str], object]
         loader = build_plain_loader(workload, BATCH)
         batches = iter(loader)
         next(iter(loader.index_source) if workload.kind == "map" else batches, None)
-        held = ((f"{path}.{name}", value) for path, one in datasets.items() for name, value in vars(one).items())
+        attributes = ((path, getattr(one, "__dict__", {})) for path, one in datasets.items())
+        held = ((f"{path}.{name}", value) for path, own in attributes for name, value in own.items())
         return {path: str(value) for path, value in held if isinstance(value, int | float | str)}
 
     try:

@@ -15,6 +15,7 @@ from autotune.child.device import SimulatedStep
 from autotune.child.workload import import_attribute
 from autotune.errors import UsageError
 from autotune.profiles.device_prefetch import find_tensors, move_batch
+from autotune.profiles.loaders import read_signature
 from autotune.request import WorkloadRequest
 
 Step = Callable[[Any], object]
@@ -40,7 +41,7 @@ def _call_factory(factory: Callable[..., Step], device: torch.device) -> Step:
 
     A wrapper with `*args` most likely wraps a factory that takes the device.
     """
-    parameters = inspect.signature(factory).parameters.values()
+    parameters = read_signature(factory).parameters.values()
     if any(one.name == "device" and one.kind is not one.POSITIONAL_ONLY for one in parameters):
         return factory(device=device)
     if any(one.name == "batch" for one in parameters):

@@ -102,15 +102,16 @@ def warm_up_step(
         rest = count_last_samples(count_epoch_samples(loader, workload), loader, workload)
         steps = DEVICE_WARM_UP_STEPS + (rest is not None)
     loader.index_source.open(max_batches=steps, last_batch_samples=rest)
-    loads, started, epochs = [], time.perf_counter(), itertools.repeat(loader, 1 if settings.num_workers else steps)
+    lengths = [None] if settings.num_workers else [1, *[None] * steps]  # so that two epochs start here
+    epochs = (itertools.islice(loader, length) for length in lengths)
+    loads, started = [], time.perf_counter()
     for batch in itertools.islice(itertools.chain.from_iterable(epochs), steps):
         loads.append(time.perf_counter() - started)
         on_phase("warming the step up")
         step(batch)
         started = time.perf_counter()
     synchronize(device)
-    later = loads[1:]
-    return max(0.0, loads[0] - sum(later) / len(later)) if later and not settings.num_workers else 0.0
+    return max(0.0, loads[0] - loads[1]) if len(loads) > 1 and not settings.num_workers else 0.0
 
 
 def list_workers(iterator: Iterator[Any] | None) -> list[BaseProcess]:
@@ -148,7 +149,6 @@ class TrialRun:
         self._iterator: Iterator[Any] | None = None
         self._batch: Any = None
         self._worker_pids: set[int] = set()
-        self._names_before = list_names(())
 
     def count_samples(self) -> int:
         """Return the number of samples up to the current batch."""
@@ -189,7 +189,7 @@ class TrialRun:
         self._iterator = self._batch = None  # the garbage collector may close queues first, and torch wait 5 s for each
         if isinstance(self._loader, StoppableDataLoader):
             self._loader._iterator = None
-        return bool(list_names(self._worker_pids, self._names_before) - list_used_segments())
+        return bool(list_names(self._worker_pids) - list_used_segments())
 
     def _elapsed(self) -> float:
         """Return the seconds of the trial, in which the first batch of each worker counts little or nothing.

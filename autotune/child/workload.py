@@ -42,7 +42,7 @@ from autotune.child.loader import IterableLoader, is_forking, read_length
 from autotune.child.sample_counts import SampleCountTracker, count_samples
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings, SharingStrategy, StartMethod
 from autotune.errors import UsageError
-from autotune.profiles.loaders import WITHOUT_WORKERS, find_inner_loaders, list_parameters, takes
+from autotune.profiles.loaders import WITHOUT_WORKERS, find_inner_loaders, list_parameters, read_signature, takes
 from autotune.profiles.schema import Preparer
 from autotune.request import Workload, WorkloadRequest, explain_invalid, split_import_string
 from autotune.settings import SETTINGS, SettingName, config_from_values
@@ -141,7 +141,8 @@ def import_attribute(text: str, folder: Path = Path()) -> Any:
 
 def import_script(path: Path) -> ModuleType:
     """Import a script as a module of its name, by which spawned workers find it: its folder is first in `sys.path`."""
-    file, name = path.resolve(), path.stem
+    file = path.resolve()
+    name = file.stem
     if not file.is_file():
         raise UsageError(f"{file.name}: no such file in {file.parent}.")
     sys.path.insert(0, str(file.parent))
@@ -197,6 +198,9 @@ def _load_dataset(request: WorkloadRequest, ends_with_sampler: bool | None) -> L
         if callable(made) and not isinstance(made, Workload | DataLoader | Dataset) and not _is_data_module(made):
             _check_arguments(made, request.dataset_args, source)
             made = made(**request.dataset_args)
+        elif request.dataset_args:
+            given = ", ".join(request.dataset_args)
+            raise UsageError(f"--arg {given}: {source} is {describe(made)}, not a function with arguments.")
         if _is_data_module(made):
             owner, source = made, f"{source}: train_dataloader() of {describe(made)}"
             made.prepare_data()  # the calls of a Trainer before training
@@ -261,11 +265,11 @@ def _find_batch_size(own: CustomLoader) -> int | None:
 
 def _check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], source: str) -> None:
     try:
-        inspect.signature(factory).bind(**arguments)
+        read_signature(factory).bind(**arguments)
     except ValueError:  # a compiled function has no signature
         return
     except TypeError as error:
-        names = ", ".join(inspect.signature(factory).parameters) or "none"
+        names = ", ".join(read_signature(factory).parameters) or "none"
         raise UsageError(
             f"{source}: {error}. Its arguments are {names}: pass them with --arg NAME=VALUE (JSON or a bare word), or "
             f"write a function that calls {source.partition(':')[2]}."

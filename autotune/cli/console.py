@@ -261,4 +261,5 @@ def _list_details(plan: Plan) -> Iterator[str]:
         yield f"Search: {name}={','.join(map(str, choices)).lower()}"
     if left_out := len(plan.space.configs) - len(plan.candidates):
         yield f"Skipping {format_count(left_out, 'configuration')} that would exceed the limits"
-    yield from (f"Note: {note}" for note in (*plan.workload.notes, *plan.space.notes))
+    notes = (*plan.workload.notes, plan.workload.loader_note, *plan.space.notes)
+    yield from (f"Note: {note}" for note in notes if note is not None)

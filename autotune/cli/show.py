@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,9 +18,7 @@ TARGETS: Final = ("hf", "lightning", "accelerate", "timm", "statefuldataloader",
 CODES: Final = "0 done; 1 the output cannot be written; 2 a file is invalid or has no such profile"
 OUTPUT: Final = option("-o --output FILE", "Output file. Default: stdout.")
 FORCE: Final = option("--force", "Replace an existing output file.")
-REPORT_STARTS: Final = ("### dltune: ", "<!doctype html>")
-REPORT_MARK: Final = 'content="dltune report"'  # in the head of an HTML report
-HEAD_CHARACTERS: Final = 8192
+PAGE: Final = "dltune-report.html"
 
 
 @click.command(
@@ -50,7 +47,7 @@ def show(file: str, profile: str | None, json: bool) -> None:
     params=[
         *(FILE, PROFILE),
         option("--format html|md", "A page, or Markdown for a pull request.", "html"),
-        option("-o --output FILE", "Output file. Default: report.html; stdout for Markdown."),
+        option("-o --output FILE", f"Output file. Default: {PAGE}, which is replaced; stdout for Markdown."),
         FORCE,
     ],
     epilog=epilog("dltune report", "dltune report --format md >> summary.md", codes=CODES),
@@ -58,7 +55,7 @@ def show(file: str, profile: str | None, json: bool) -> None:
 def report(file: str, profile: str | None, output: str | None, force: bool, **form: str) -> None:
     """Write a report about a profile.
 
-    The page loads nothing else. An earlier report is replaced, another file only with --force.
+    The page loads nothing else.
     """
     with exit_on_error():
         from autotune.profiles.load import select_profile
@@ -66,8 +63,7 @@ def report(file: str, profile: str | None, output: str | None, force: bool, **fo
 
         chosen, is_page = select_profile(Path(file), profile), form["format"] == "html"
         text = (render_html if is_page else render_markdown)(chosen, file, name_profiles(file).get(chosen.workload_id))
-        path = output or ("report.html" if is_page else None)
-        write_or_print(text, path, force=force or _is_report(path), source=file)
+        write_or_print(text, output or (PAGE if is_page else None), force=force or output is None, source=file)
 
 
 @click.command(
@@ -125,15 +121,6 @@ def name_profiles(file: str) -> dict[str, str]:
     names = name_workloads(read_profiles(Path(file)))
     named = {one: one if name in ids else name for name, ids in names.items() for one in ids}
     return named if len(names) > 1 else {}
-
-
-def _is_report(output: str | None) -> bool:
-    head = ""
-    with suppress(OSError, ValueError):  # it cannot be written either
-        if output is not None and Path(output).is_file():
-            with Path(output).open(errors="replace") as file:
-                head = file.read(HEAD_CHARACTERS).lstrip()
-    return head.startswith(REPORT_STARTS[0]) or (head.startswith(REPORT_STARTS[1]) and REPORT_MARK in head)
 
 
 def write_or_print(text: str, output: str | None, *, force: bool, source: str) -> None:

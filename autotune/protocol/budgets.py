@@ -12,7 +12,8 @@ from autotune.request import TuningRequest
 from autotune.system.machine import MachineProfile, count_whole_cpus
 from autotune.units import format_bytes, parse_budget
 
-RESERVED_MEMORY_SHARE: Final = 0.03  # of physical memory that must stay free with any budget
+RESERVED_SHARE: Final = 0.03  # of physical memory, which must stay free with any budget; or, if it is less:
+RESERVED_AVAILABLE_SHARE: Final = 0.2  # of the available memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +45,24 @@ RESOURCES: Final = (HOST_MEMORY, SHARED_MEMORY, OPEN_FILES, DEVICE_MEMORY)
 
 def plan_budgets(machine: MachineProfile, request: TuningRequest, workload: WorkloadProfile | None = None) -> Budgets:
     """Convert the budgets for the host to bytes for each training process; device memory if `workload` is known."""
-    share = request.workload.nproc_per_node
+    share, available = request.workload.nproc_per_node, machine.memory_available_bytes
     max_workers = max(MAX_SEARCHED_WORKERS, 2 * count_whole_cpus(machine.usable_cpus))
     return Budgets(
-        memory_bytes=_parse("--max-memory", request.max_memory, machine.memory_available_bytes) // share,
-        reserve_bytes=int(machine.memory_limit_bytes * RESERVED_MEMORY_SHARE),
+        memory_bytes=_parse("--max-memory", request.max_memory, available) // share,
+        reserve_bytes=int(min(RESERVED_SHARE * machine.memory_limit_bytes, available * RESERVED_AVAILABLE_SHARE)),
         shm_bytes=_parse("--max-shm", request.max_shm, machine.shm_free_bytes) // share if machine.shm_writable else 0,
         nofile=machine.nofile_limit,
-        gpu_bytes=_plan_gpu_bytes(request, workload) if workload is not None else None,
+        gpu_bytes=_plan_gpu_bytes(request, workload),
         max_workers=max_workers if request.max_workers is None else request.max_workers,
     )
 
 
-def _plan_gpu_bytes(request: TuningRequest, workload: WorkloadProfile) -> int | None:
+def _plan_gpu_bytes(request: TuningRequest, workload: WorkloadProfile | None) -> int | None:
     """Return one training process's share of the budget, without device memory that other processes hold."""
-    if workload.accelerator is None or not workload.accelerator.memory_bytes:
+    whole = 0 if workload is None or workload.accelerator is None else workload.accelerator.memory_bytes
+    budget = _parse("--max-gpu-memory", request.max_gpu_memory, whole)
+    if workload is None or workload.accelerator is None or not whole:
         return None
-    budget = _parse("--max-gpu-memory", request.max_gpu_memory, workload.accelerator.memory_bytes)
     free = min(budget, workload.gpu_free_bytes) if workload.gpu_free_bytes else budget
     devices = 1 if ":" in request.workload.device else max(1, workload.accelerator.count)
     return free // -(-request.workload.nproc_per_node // devices)

@@ -119,7 +119,8 @@ class WorkloadProfile(FrozenModel):
     worker_start_cost: LinearCost = LinearCost(per_item=0.02)  # includes lazy imports
     rss_bytes: Count = 0  # memory without mapped files of the process that loaded batches itself
     worker_failure: LongText | None = None  # how the process that started workers failed; None if it worked
-    notes: tuple[LongText, ...] = ()
+    notes: tuple[LongText, ...] = ()  # warnings
+    loader_note: LongText | None = None  # what is measured, if that is not a plain DataLoader
 
     def per_rank(self, processes: int) -> WorkloadProfile:
         """Return the profile of one of several training processes that shard the data."""

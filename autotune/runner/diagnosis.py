@@ -57,7 +57,7 @@ PATTERNS: Final[dict[TrialStatus, dict[str, str]]] = {
             "lost a worker to a bus error (SIGBUS): /dev/shm was full{shm}, or a memory-mapped file became shorter. "
             "Give the container more (--shm-size=1g), tune with fewer --max-workers, and do not change the files"
         ),
-        r"unable to (allocate|open) shared memory|out of shared memory": (
+        r"unable to allocate shared memory|out of shared memory": (
             "filled /dev/shm{shm}. Give the container more (--shm-size=1g) or tune with fewer --max-workers"
         ),
     },

@@ -96,7 +96,6 @@ class ResourceMonitor:
         self._supervisor = supervisor
         self._shm_free_before = read_shm()[1]
         self._others_shm = 0  # bytes that other processes have put into /dev/shm since, by the last exact reading
-        self._names_before = list_names(())
         self._started = time.monotonic()
         self._next_walk = self._next_exact = self._next_sample = 0.0
         self._bound = self._least = 0  # of the memory outside /dev/shm, from the last walk
@@ -114,7 +113,7 @@ class ResourceMonitor:
 
     def list_owners(self) -> list[int]:
         """List the processes of the trial that have names in /dev/shm; some may have ended."""
-        return list({int(name.split("_")[1]) for name in list_names(self.seen) if name.startswith("torch_")})
+        return list({int(name.split("_")[1]) for name in list_names(self.seen)})
 
     def start_command(self, *, is_sampled: bool = True) -> None:
         """Forget the peaks of the last command, and read exact numbers during it if workers may end before it does."""
@@ -142,7 +141,7 @@ class ResourceMonitor:
             try:
                 signal_all(stopped, signal.SIGSTOP)
                 _, filled = self._read_filled()
-                shm_bytes, unmapped = measure_segments(processes, list_names(self.seen, self._names_before))
+                shm_bytes, unmapped = measure_segments(processes, list_names(self.seen))
                 host_bytes = measure_pss([self._supervisor, *processes]) + unmapped
             finally:
                 signal_all(stopped, signal.SIGCONT)

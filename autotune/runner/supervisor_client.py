@@ -23,6 +23,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final, Self
 
+from autotune.errors import UsageError
 from autotune.request import WorkloadRequest
 from autotune.system.procfs import PROC, TRIAL_VARIABLE, list_tree, signal_all
 
@@ -65,6 +66,8 @@ class SupervisorClient:
 
     def prepare(self) -> None:
         """Start the supervisor, unless it runs; raise OSError if the machine does not allow it."""
+        if TRIAL_VARIABLE in os.environ:
+            raise UsageError('A trial imported a module that tunes: put the call under if __name__ == "__main__".')
         if self._supervisor is not None and self._supervisor.poll() is None:
             return
         self.close()

@@ -156,8 +156,10 @@ def _restrict(name: str, choices: tuple[Any, ...], values: Values) -> tuple[Any,
         wanted = set(map(setting.check, wanted))
     except ValidationError as error:
         raise UsageError(f"--search {name} is not possible: {explain_invalid(error)[1]}.") from None
-    if setting.choices == (False, True) and True in wanted and choices == (False,):
-        raise UsageError(f"{name}=true has no effect on this device or these samples; leave it out.")
+    if setting.choices == (False, True) and choices == (False,):
+        if wanted == {True}:
+            raise UsageError(f"{name}=true has no effect on this device, or with this step or samples; leave it out.")
+        wanted.discard(True)
     if not wanted:
         raise UsageError(f"--search {name} leaves none of the possible values {', '.join(map(str, choices))}.")
     return tuple(sorted(wanted, key=lambda value: (value is not None, value)))
@@ -209,7 +211,10 @@ def _plan_workers(
     if not machine.shm_writable:
         return (0,), "num_workers stays at 0: workers need /dev/shm, which is not writable"
     most, note = budgets.max_workers, ""
-    if request.max_workers is None and not isinstance(request.search.get("num_workers"), ValueRange):
+    asked = request.search.get("num_workers")
+    if request.max_workers is None and isinstance(asked, ValueRange):
+        most = asked.high
+    elif request.max_workers is None:
         known = [size or workload.probe_batch_size for size in sizes]
         most = min(most, max(max_useful_workers(workload, size, machine.usable_cpus) for size in known))
     if workload.shards is not None and workload.shards < most:

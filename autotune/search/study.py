@@ -176,12 +176,13 @@ def store_record(study: optuna.Study, plan: Plan, record: TrialRecord, trial: op
 
 
 def read_records(study: optuna.Study, space: SearchSpace) -> list[TrialRecord]:
-    """Return the completed trials that dltune wrote, in the space, without repeated results."""
+    """Return the trials that dltune measured, in the space, without repeated results."""
     records: list[TrialRecord] = []
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         with suppress(ValidationError):
             record = TrialRecord.model_validate_json(json.dumps(trial.user_attrs.get("record")))
-            if space.nearest(record.config) == record.config and record not in records:
+            was_tried = record.result is not None  # else it exceeded a limit, which may be higher now
+            if was_tried and space.nearest(record.config) == record.config and record not in records:
                 records.append(record)
     return records
 

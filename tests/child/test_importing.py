@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,16 @@ def test_a_package_in_src_is_to_be_installed(tmp_path: Path, monkeypatch: pytest
         UsageError, match=r"Its package is in src: install it \(pip install -e \.\), or set PYTHONPATH=src"
     ):
         import_attribute("dltune_package.data:make")
+
+
+def test_a_link_to_a_script_is_imported_by_the_name_that_its_folder_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(tmp_path, {"src/dltune_linked.py": "def make(): ..."})
+    (tmp_path / "link.py").symlink_to("src/dltune_linked.py")
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    assert import_attribute("link.py:make", tmp_path).__module__ == "dltune_linked"
+    del sys.modules["dltune_linked"]
 
 
 @pytest.mark.usefixtures("modules")

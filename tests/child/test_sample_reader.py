@@ -183,6 +183,14 @@ class SetsTheSize(Sampler[list[int]]):
         return iter([[0, 1], [2, 3]])
 
 
+class Listed(CountsEpochs):
+    """Has its samples in a list, in an attribute that usually is a dataset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dataset = list(range(4))
+
+
 class Curriculum(Samples):
     def set_epoch(self, epoch: int) -> None: ...
 
@@ -193,6 +201,7 @@ class Curriculum(Samples):
         (load(Samples(str)), None),
         (load(Stream()), None),
         (load(CountsEpochs()), "dataset.epoch"),
+        (load(Listed()), "dataset.epoch"),
         (load(sized := Samples(str), batch_sampler=SetsTheSize(sized)), "dataset.size"),
         (load(Subset(Curriculum(str), [0, 1])), "dataset.dataset.set_epoch()"),
         (load(ConcatDataset([Samples(str), Curriculum(str)])), "dataset.datasets[1].set_epoch()"),
@@ -275,7 +284,10 @@ class Cached(Dataset[int]):
         return index
 
 
+@pytest.mark.parametrize("parts", [{}, {"multiprocessing_context": "spawn"}])
 @pytest.mark.parametrize("caches", [True, False])
-def test_samples_that_are_faster_when_they_are_read_again_are_reported(caches: bool) -> None:
-    found = read(Cached(caches)).describe_cache()
+def test_samples_that_are_faster_when_they_are_read_again_are_reported(caches: bool, parts: dict[str, Any]) -> None:
+    reader = read(Cached(caches), **parts)
+    found = reader.describe_cache()
     assert (found is not None and "the dataset or the page cache keeps it" in found) == caches
+    assert bool(reader.digests) is not bool(parts)  # workers that are spawned share nothing with this process

@@ -255,3 +255,22 @@ def test_workers_that_repeat_a_stream_are_found_by_its_length() -> None:
     ):
         measure(Workload(dataset=WithLength()), 2)
     assert measure(Workload(dataset=WithLength()), 1).epochs
+
+
+class SlowFirst(Count):
+    """A stream each of whose epochs takes 20 s to start, and the first one a minute."""
+
+    def __init__(self) -> None:
+        self.now, self._is_first = 0.0, True
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.now += 60.0 if self._is_first else 20.0
+        self._is_first = False
+        return super().__iter__()
+
+
+def test_the_start_of_an_epoch_is_no_part_of_the_first_use_of_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = SlowFirst()
+    monkeypatch.setattr("autotune.child.trial.time.perf_counter", lambda: stream.now)
+    loaded = LoadedWorkload(parts=Workload(dataset=stream))
+    assert warm_up_step(loaded, lambda batch: None, CPU, make_config(0, batch_size=5), lambda phase: None) == 40.0

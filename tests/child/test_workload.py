@@ -196,6 +196,12 @@ def load(name: str, split: str | None = None, *, is_loader: bool = False) -> Loa
     return load_workload(WorkloadRequest(dataset=f"tests.custom_loaders:{name}", split=split, is_loader=is_loader))
 
 
+def test_arguments_for_what_is_no_function_are_refused() -> None:
+    request = WorkloadRequest(dataset="tests.custom_loaders:DATASETS", dataset_args={"root": "/b"})
+    with pytest.raises(UsageError, match=r"--arg root: tests\.custom_loaders:DATASETS is a dict, not a function"):
+        load_workload(request)
+
+
 @pytest.mark.parametrize(
     ("name", "is_loader", "words"),
     [

@@ -30,8 +30,14 @@ def test_training_processes_of_one_host_share_its_memory_and_shm() -> None:
     assert (joint.memory_bytes, joint.shm_bytes, joint.nofile) == (12 * GIB, 8 * GIB, budgets.nofile)
 
 
+def test_a_machine_with_little_free_memory_has_a_smaller_reserve() -> None:
+    budgets = plan_budgets(make_machine(memory_limit_bytes=400 * GIB, memory_available_bytes=10 * GIB), make_request())
+    assert (budgets.reserve_bytes, budgets.memory_bytes) == (2 * GIB, 8 * GIB)
+
+
 def test_three_percent_of_physical_memory_stay_free_and_read_only_shared_memory_is_not_used() -> None:
-    budgets = plan_budgets(make_machine(memory_limit_bytes=100 * GIB, shm_writable=False), make_request())
+    machine = make_machine(memory_limit_bytes=100 * GIB, memory_available_bytes=100 * GIB, shm_writable=False)
+    budgets = plan_budgets(machine, make_request())
     assert (budgets.reserve_bytes, budgets.shm_bytes) == (3 * GIB, 0)
 
 
@@ -73,4 +79,4 @@ def test_workers_are_limited_by_the_user_or_the_cpus(cpus: int, options: dict[st
 def test_a_budget_that_cannot_be_parsed_is_refused_by_the_name_of_its_option(option: str) -> None:
     name = option[2:].replace("-", "_")
     with pytest.raises(UsageError, match=f"^{option}: .*a lot"):
-        plan_budgets(make_machine(), make_request(**{name: "a lot"}), make_gpu_workload())
+        plan_budgets(make_machine(), make_request(**{name: "a lot"}))

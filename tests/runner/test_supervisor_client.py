@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.errors import TrialError
+from autotune.errors import TrialError, UsageError
 from autotune.progress import ProgressListener
 from autotune.protocol.measurement import TrialResult
 from autotune.protocol.messages import LoadCommand, ReadyReport
@@ -20,6 +20,7 @@ from autotune.runner.diagnosis import TrialFailure
 from autotune.runner.resources import Limits
 from autotune.runner.runner import TrialProcess, TrialRunner
 from autotune.runner.supervisor_client import SupervisorClient
+from autotune.system.procfs import TRIAL_VARIABLE
 from tests.builders import make_gpu_workload
 from tests.kept_supervisor import keep_supervisor
 from tests.runner.trials import LIMITS, ROOT, make_request, open_runner
@@ -114,6 +115,12 @@ def test_a_library_is_imported_with_the_variables_that_the_users_code_has_set(ad
         client.import_once(["reads_variable"], {"READ_AT_IMPORT": "set by the user's code"})
         assert run_fresh(runner).status == "completed"
         assert client.supervisor_pid == before
+
+
+def test_a_trial_starts_no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TRIAL_VARIABLE, "/tmp/of-a-trial")
+    with pytest.raises(UsageError, match=r"imported a module that tunes: put the call under if __name__"):
+        SupervisorClient().prepare()
 
 
 MAKES_LOADER = """from tests.custom_loaders import Doubling, Numbers

@@ -134,6 +134,7 @@ MANY = (64, 80, 96, 112, 128, 160, 192)
         ("num_workers", WAITING, {"search": {"num_workers": ValueRange(low=2, high=9)}, "max_workers": 3}, (2, 3)),
         ("num_workers", WAITING, {"search": {"num_workers": (2, 4, 8)}, "max_workers": 4}, (2, 4)),
         ("num_workers", WAITING, {"search": {"num_workers": ValueRange(low=64, high=192)}, "max_workers": 256}, MANY),
+        ("num_workers", WAITING, {"search": {"num_workers": ValueRange(low=64, high=192)}}, MANY),
         ("num_workers", DIFFERING, {"max_workers": 2}, (0, 1, 2)),
         ("num_workers", DIFFERING, {"fixed": {"num_workers": 2}}, (2,)),
         ("num_workers", DUPLICATING, {"max_workers": 0}, (0,)),
@@ -206,6 +207,7 @@ def test_pinning_and_copying_in_advance_are_refused_without_an_effect(workload: 
     for name, value in itertools.product(("pin_memory", "device_prefetch"), (True, "True")):
         with pytest.raises(UsageError, match=f"{name}=true has no effect"):
             plan(make_request(fixed={name: value}), workload)
+        assert plan(make_request(search={name: (True, False)}), workload).choices[name] == (False,)
 
 
 @pytest.mark.parametrize(
