@@ -119,7 +119,7 @@ def check(
     warn_if_others_can_write(file)
     request = rebuild_request(chosen, str(file))
     request.workload.check_import_strings()
-    time_budget = TimeBudget(request.model_copy(update={"timeout_seconds": None}))  # which was for the search
+    time_budget = TimeBudget(request.model_copy(update={"timeout_seconds": None}))  # of the tuning run
     with TrialRunner(request.workload, request.stall_seconds, progress) as runner:
         if not quick:  # workers need not be profiled
             budgets = plan_budgets(machine, request).model_copy(update={"max_workers": 0})

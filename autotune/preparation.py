@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import MethodType, ModuleType
 from typing import Final
 
 from pydantic import ValidationError
@@ -37,8 +37,9 @@ def find_import_string(value: object, option: str = "") -> str:
     if qualified is not None and home is not None:
         with suppress(AttributeError):  # a lambda, or a function in another one
             named = attrgetter(qualified)(home)
-            is_reloaded = type(named) is type(value) is FunctionType and not hasattr(value, "__wrapped__")
-            found = [(home, qualified)] if named == value or is_reloaded else []  # else a wrapper has its name
+            is_alike = hasattr(named, "__wrapped__") == hasattr(value, "__wrapped__")  # else one wraps the other
+            is_reloaded = type(named) is type(value) is not MethodType and is_alike
+            found = [(home, qualified)] if named == value or is_reloaded else []
     elif value is None or isinstance(value, int | float | str | bytes):  # which many modules have by chance
         hint = " Give an import string in a TuningRequest." if isinstance(value, str) and ":" in value else ""
         raise UsageError(f"tune() needs a function, a dataset or a loader; it got {value!r}.{hint}")

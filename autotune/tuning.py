@@ -21,7 +21,7 @@ from autotune.protocol.messages import RunTrial
 from autotune.protocol.workload_profile import WorkloadProfile
 from autotune.request import TuningRequest, WorkloadRequest, explain_invalid
 from autotune.runner.runner import TrialRunner
-from autotune.runner.supervisor_client import SupervisorClient
+from autotune.runner.supervisor_client import SupervisorClient, check_not_in_trial
 from autotune.search.loop import Search, SearchOutcome
 from autotune.search.plan import Plan
 from autotune.search.study import TrialRecord
@@ -98,6 +98,7 @@ def tune(
         DltuneError: The subclass says what failed. If trials ran, the best so far has been saved, or is in the error.
         KeyboardInterrupt: Interrupted before any configuration was measured.
     """
+    check_not_in_trial()
     request = request_from_object(request, options)
     time_budget, progress = time_budget or TimeBudget(request), progress or WarningListener()
     check_request(request)

@@ -370,9 +370,10 @@ def test_a_measurement_that_all_others_contradict_is_repeated() -> None:
 
 def test_a_loader_that_decides_its_workers_is_never_tried_without_them() -> None:
     workload = waiting_workload().model_copy(update={"fixed_settings": {"num_workers": 4}, "loader_class": "pkg.Own"})
-    bench = Bench(saturating, lambda one: "workload_failed" if one.dataloader.prefetch_factor == 8 else None)
-    assert run(bench, workload=workload).profile.dataloader.num_workers == 4
-    assert {config.dataloader.num_workers for config in bench.configs} == {4}
+    bench = Bench(saturating, lambda one: "workload_failed")
+    with pytest.raises(WorkloadError, match=r"^The dataset fails: in 3 of 3 trials \(.*, with workers\."):
+        run(bench, workload=workload)
+    assert [config.dataloader.num_workers for config in bench.configs] == [4, 4, 4]
 
 
 def test_workers_that_always_fail_are_ruled_out_after_three_recorded_trials() -> None:

@@ -123,13 +123,22 @@ class Observation:
     memory_bytes: int = 0  # of a worker
 
 
-def check_workers(workload: LoadedWorkload, profile: WorkloadProfile, digests: Mapping[int, str]) -> WorkloadProfile:
-    """Watch two workers for a moment, and complete the profile; `digests` are those of another process."""
+def check_workers(
+    workload: LoadedWorkload,
+    profile: WorkloadProfile,
+    digests: Mapping[int, str],
+    after_loading: Callable[[], object] = lambda: None,
+) -> WorkloadProfile:
+    """Watch two workers for a moment, and complete the profile; `digests` are those of another process.
+
+    `after_loading` is called before this process itself may read samples.
+    """
     seen = Observation(reads_worker_info=workload.own is not None)  # a custom loader sets up workers its own way
     try:
         _watch_workers(workload, digests, seen)
     except Exception as error:
         shut_down_workers(error)
+    after_loading()
     notes = []
     changes: dict[str, Any] = {"worker_bytes": 0 if workload.forks_workers else seen.memory_bytes}
     differing = [index for index, digest in zip(digests, seen.digests, strict=False) if digests[index] != digest]

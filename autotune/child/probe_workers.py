@@ -52,7 +52,7 @@ class SharedWatch:
         self._is_forked, before = workload.forks_workers, _read_positions()
         samplers = workload.parts.batch_sampler, workload.parts.sampler
         with suppress(Exception):  # of the user's sampler, as in the trials
-            list(islice(next(one for one in samplers if one is not None), 2))
+            list(islice(next((one for one in samplers if one is not None), ()), 2))
         self._positions = _read_positions()
         self._ignored = {one for one, at in self._positions.items() if before.get(one) != at}
 
@@ -62,8 +62,8 @@ class SharedWatch:
 
     def look(self) -> None:
         """Look for what workers have used, if they inherit what is open."""
-        for one, at in _read_positions().items() if self._is_forked else ():
-            if one not in self._ignored and self._positions.get(one, at) != at:
+        for one, at in _read_positions().items():
+            if self._is_forked and one not in self._ignored and self._positions.get(one, at) != at:
                 use = "position of" if one[1].startswith("/") else "connection to"
                 self.found = self.found or f"the {use} {make_printable(one[1])}"
 
@@ -105,13 +105,12 @@ def _measure_workers(
             profile = profile.model_copy(update={"notes": (*profile.notes, note)})
         if workload.batching == "batch_size" and not workload.batches_are_external:
             profile = measure_transfer(workload, profile, on_phase)
-            watch.look()
     except Exception as error:  # the trials will report it
         shut_down_workers(error)
     if workload.batches_are_external or (workload.kind == "map" and load_seconds > MAX_CHECKED_SECONDS):
         return profile
     on_phase("checking the data of workers")
-    return check_workers(workload, profile, command.digests)
+    return check_workers(workload, profile, command.digests, watch.look)
 
 
 def time_worker_startup(workload: LoadedWorkload, workers: int, watch: SharedWatch) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
@@ -101,11 +101,16 @@ def warm_up_step(
     if device.type != "cpu":
         rest = count_last_samples(count_epoch_samples(loader, workload), loader, workload)
         steps = DEVICE_WARM_UP_STEPS + (rest is not None)
-    loader.index_source.open(max_batches=steps, last_batch_samples=rest)
-    lengths = [None] if settings.num_workers else [1, *[None] * steps]  # so that two epochs start here
-    epochs = (itertools.islice(loader, length) for length in lengths)
+
+    def start_epochs() -> Iterator[Iterable[Any]]:
+        if not settings.num_workers:  # the first batch of another epoch shows what the first use takes
+            loader.index_source.open(max_batches=1)
+            yield itertools.islice(loader, 1)
+        loader.index_source.open(steps if settings.num_workers else steps - 1, last_batch_samples=rest)
+        yield from itertools.repeat(loader, 1 if settings.num_workers else steps)
+
     loads, started = [], time.perf_counter()
-    for batch in itertools.islice(itertools.chain.from_iterable(epochs), steps):
+    for batch in itertools.islice(itertools.chain.from_iterable(start_epochs()), steps):
         loads.append(time.perf_counter() - started)
         on_phase("warming the step up")
         step(batch)

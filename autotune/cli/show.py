@@ -18,7 +18,7 @@ TARGETS: Final = ("hf", "lightning", "accelerate", "timm", "statefuldataloader",
 CODES: Final = "0 done; 1 the output cannot be written; 2 a file is invalid or has no such profile"
 OUTPUT: Final = option("-o --output FILE", "Output file. Default: stdout.")
 FORCE: Final = option("--force", "Replace an existing output file.")
-PAGE: Final = "dltune-report.html"
+DEFAULT_PAGE: Final = "dltune-report.html"
 
 
 @click.command(
@@ -47,7 +47,7 @@ def show(file: str, profile: str | None, json: bool) -> None:
     params=[
         *(FILE, PROFILE),
         option("--format html|md", "A page, or Markdown for a pull request.", "html"),
-        option("-o --output FILE", f"Output file. Default: {PAGE}, which is replaced; stdout for Markdown."),
+        option("-o --output FILE", f"Output file. Default: {DEFAULT_PAGE}, which is replaced; stdout for Markdown."),
         FORCE,
     ],
     epilog=epilog("dltune report", "dltune report --format md >> summary.md", codes=CODES),
@@ -55,7 +55,7 @@ def show(file: str, profile: str | None, json: bool) -> None:
 def report(file: str, profile: str | None, output: str | None, force: bool, **form: str) -> None:
     """Write a report about a profile.
 
-    The page loads nothing else.
+    The page loads nothing else. Another file is replaced only with --force.
     """
     with exit_on_error():
         from autotune.profiles.load import select_profile
@@ -63,7 +63,7 @@ def report(file: str, profile: str | None, output: str | None, force: bool, **fo
 
         chosen, is_page = select_profile(Path(file), profile), form["format"] == "html"
         text = (render_html if is_page else render_markdown)(chosen, file, name_profiles(file).get(chosen.workload_id))
-        write_or_print(text, output or (PAGE if is_page else None), force=force or output is None, source=file)
+        write_or_print(text, output or (DEFAULT_PAGE if is_page else None), force=force or output is None, source=file)
 
 
 @click.command(

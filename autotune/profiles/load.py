@@ -292,12 +292,12 @@ class TunedLoader:
                     kind = type(loader).__name__
                     raise UsageError(f"{_name(source)} returns a {kind}, not a loader: pass the dataset itself.")
                 dropped = {one: kwargs[one] for one in kwargs.keys() - accepted.keys() - own.keys()}
+                if "worker_init_fn" in kwargs.keys() - accepted.keys():
+                    dropped["worker_threads"] = self.config.process.worker_threads
             elif {"batch_size", "batch_sampler"} & kwargs.keys():
                 loader = DataLoader(source, **kwargs)
             else:
                 raise UsageError(f"Profile {self.profile.id} has no batch size: pass batch_size or batch_sampler.")
-        if "worker_init_fn" in dropped:
-            dropped["worker_threads"] = self.config.process.worker_threads
         values = {name: dropped.get(name, setting.default) for name, setting in SETTINGS.items()}
         if lost := [f"{name}={value!r}" for name, value in values.items() if value != SETTINGS[name].default]:
             text = f"{_name(source)} does not accept these tuned settings, which are not used: {', '.join(lost)}."

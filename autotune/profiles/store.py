@@ -125,6 +125,8 @@ def check_writable(path: Path) -> None:
             problem = "is read-only"
         elif not os.path.isdir(folder):  # noqa: PTH112
             problem = "does not exist"
+        elif error.errno == errno.ENAMETOOLONG:
+            raise OutputError(f"{path} cannot be written: its name is too long.") from None
         raise OutputError(f"{path} cannot be written: the folder {folder} {problem}.") from None
     if os.path.exists(real):  # noqa: PTH110
         read_file(path)

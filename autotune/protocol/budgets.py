@@ -12,8 +12,8 @@ from autotune.request import TuningRequest
 from autotune.system.machine import MachineProfile, count_whole_cpus
 from autotune.units import format_bytes, parse_budget
 
-RESERVED_SHARE: Final = 0.03  # of physical memory, which must stay free with any budget; or, if it is less:
-RESERVED_AVAILABLE_SHARE: Final = 0.2  # of the available memory
+RESERVED_SHARE: Final = 0.03  # of physical memory
+RESERVED_AVAILABLE_SHARE: Final = 0.2  # of the available memory; the smaller of both stays free with any budget
 
 
 @dataclass(frozen=True, slots=True)

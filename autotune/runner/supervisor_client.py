@@ -33,6 +33,12 @@ MAX_END_SECONDS: Final = 20.0
 OPTIMIZER_MODULES: Final = ("torch._dynamo",)  # the first optimizer imports it, which takes a second or two
 
 
+def check_not_in_trial() -> None:
+    """Raise UsageError in a process of a trial, which must not start others."""
+    if TRIAL_VARIABLE in os.environ:
+        raise UsageError('A trial imported a module that tunes: put the call under if __name__ == "__main__".')
+
+
 class SupervisorClient:
     """Starts trials, one at a time; entering its context begins to import torch.
 
@@ -66,8 +72,7 @@ class SupervisorClient:
 
     def prepare(self) -> None:
         """Start the supervisor, unless it runs; raise OSError if the machine does not allow it."""
-        if TRIAL_VARIABLE in os.environ:
-            raise UsageError('A trial imported a module that tunes: put the call under if __name__ == "__main__".')
+        check_not_in_trial()
         if self._supervisor is not None and self._supervisor.poll() is None:
             return
         self.close()

@@ -74,13 +74,25 @@ def _shorten(failure: TrialResult) -> str:
 
 
 class FailureCheck:
-    """Retries failed trials, and finds out whether workers fail with this workload, or the data itself."""
+    """Retries failed trials, and finds out whether workers fail with this workload, or the data itself.
 
-    def __init__(self, candidates: Sequence[LoaderConfig], run_trial: Callable[[LoaderConfig], TrialResult]) -> None:
+    Args:
+        candidates: The configurations of the search.
+        run_trial: Runs a trial to its end.
+        are_workers_fixed: Whether the user's loader sets their number, so that nothing can be tried without them.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[LoaderConfig],
+        run_trial: Callable[[LoaderConfig], TrialResult],
+        *,
+        are_workers_fixed: bool = False,
+    ) -> None:
         self.trials: list[TrialResult] = []
         self.reason: str | None = None  # not to use workers
         self.flaw: Cause | None = None  # of the data itself
-        self._run_trial = run_trial
+        self._run_trial, self._are_workers_fixed = run_trial, are_workers_fixed
         self._repeated: set[Cause] = set()  # not retried any more
         self._passing: dict[Cause, None] = {}  # a retry completed
         self._trials_left = MAX_TRIALS_WITHOUT_WORKERS
@@ -122,6 +134,9 @@ class FailureCheck:
             tried = [one for one in self.trials if one.config == self.fewest]
             tried = tried or [self._note(self._run_trial(self.fewest))]
             if all(one.status in CODE_FAILURES for one in tried):
+                if self._are_workers_fixed:
+                    self.flaw = cause_of(tried[-1])
+                    return True
                 self._blame_workers(tried[-1], self.fewest)
         self.flaw = self._find_flaw()
         return self.reason is not None or self.flaw is not None
@@ -151,7 +166,8 @@ class FailureCheck:
 
     def make_error(self, flaw: Cause) -> WorkloadError:
         """Return the error that ends a run whose data fails."""
-        text = f"The dataset fails without workers, too: {describe_failure(self.trials, flaw)}."
+        how = "" if self._are_workers_fixed else " without workers, too"
+        text = f"The dataset fails{how}: {describe_failure(self.trials, flaw)}."
         details = next(one.details for one in self.trials if cause_of(one) == flaw)
         return WorkloadError(f"{text} Fix these samples or skip them in the dataset.", details)
 

@@ -72,8 +72,8 @@ class Search:
         self._plan, self._run_trial, self._progress, self._has_time = plan, run_trial, progress, has_time
         self._earlier, self._unfinished = earlier, unfinished
         self._records, self._model = list[TrialRecord](), TrialModel(plan)
-        is_fixed = "num_workers" in plan.workload.fixed_settings  # then there are no trials without workers
-        self._check = FailureCheck(() if is_fixed else plan.candidates, self._run_to_the_end)
+        are_fixed = "num_workers" in plan.workload.fixed_settings
+        self._check = FailureCheck(plan.candidates, self._run_to_the_end, are_workers_fixed=are_fixed)
         self._remeasured: set[LoaderConfig] = set()
         self._since_improvement = self._repeats = 0
 

@@ -127,7 +127,7 @@ def read_shm(shm: Path = SHM) -> tuple[int, int]:
     with suppress(OSError):
         size, _, free = shutil.disk_usage(shm)
         if not size:
-            size = free = _read_memory(PROC, "MemTotal")
+            size = free = read_memory_limit()
     return size, free
 
 

@@ -256,7 +256,7 @@ def list_names(pids: Collection[int], shm: Path = SHM) -> set[str]:
 def read_file_positions() -> dict[tuple[str, str], int]:
     """Return the positions of the files that this process has open to read, but stdin, by descriptor and path.
 
-    That of a file to write, too, is -1 at its end: a log stays there.
+    -1 is the end of a file that is also open to write, such as a log.
     """
     found = {}
     for descriptor in list_folder(PROC / "self" / "fd"):

@@ -46,8 +46,8 @@ class CandidateRuns:
 
     @property
     def is_out(self) -> bool:
-        """Whether it failed too often to be recommended, or hung, which takes too long to repeat."""
-        return len(self.failures) >= MAX_FAILURES or any(one.status == "stalled" for one in self.failures)
+        """Whether it failed too often to be recommended."""
+        return len(self.failures) >= MAX_FAILURES
 
     @property
     def rate(self) -> float:

@@ -174,7 +174,8 @@ def _list_warnings(plan: Plan, validation: Validation, runs: CandidateRuns) -> I
             f"All ranks together delivered {delivered:,} samples in an epoch of a dataset of {samples:,}: each goes "
             "through all of it. Pass a DistributedSampler to the loader, or split an iterable dataset by rank."
         )
-    yield from filter(None, [plan.workload.loader_note])
+    if plan.workload.loader_note is not None:
+        yield plan.workload.loader_note
 
 
 def estimate_contributions(

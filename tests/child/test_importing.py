@@ -89,7 +89,7 @@ def test_a_package_in_src_is_to_be_installed(tmp_path: Path, monkeypatch: pytest
         import_attribute("dltune_package.data:make")
 
 
-def test_a_link_to_a_script_is_imported_by_the_name_that_its_folder_has(
+def test_a_link_to_a_script_is_imported_by_the_name_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_files(tmp_path, {"src/dltune_linked.py": "def make(): ..."})

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, TensorDataset, g
 
 from autotune.child.probe_workers import (
     ReplayDataset,
+    SharedWatch,
     complete_profile,
     time_transfer,
 )
@@ -66,7 +68,7 @@ class Batches(Dataset[int]):
 def complete(workload: LoadedWorkload, most: int = 64, memory: int = 2**33, **fields: Any) -> tuple[Any, list[str]]:
     profile = make_workload(kind=workload.kind, **fields)
     phases: list[str] = []
-    digests = {0: "0", 1: "1"}
+    digests = {0: "0", 1: "1"} if workload.kind == "map" else {}
     command = ProbeCommand(usable_cpus=1.0, memory_bytes=memory, max_workers=most, digests=digests)
     return complete_profile(workload, command, profile, phases.append), phases
 
@@ -104,7 +106,7 @@ def test_as_many_workers_start_as_the_cpus_and_the_limits_call_for(
 
     monkeypatch.setattr("autotune.child.probe_workers.time_worker_startup", start)
     for name in ("measure_transfer", "check_workers"):
-        monkeypatch.setattr(f"autotune.child.probe_workers.{name}", lambda workload, profile, digests=None: profile)
+        monkeypatch.setattr(f"autotune.child.probe_workers.{name}", lambda _, profile, *others: profile)
     others = {name: value for name, value in limits.items() if name != "context"}
     complete(load(OnlyInWorkers(), multiprocessing_context=limits.get("context")), **others)
     assert max(started) == workers
@@ -184,6 +186,36 @@ def test_a_file_whose_position_workers_share_is_named(is_open: bool, is_deleted:
     if is_open:
         assert dataset._file is not None
         dataset._file.close()
+
+
+class Lines(IterableDataset[int]):
+    """Goes through a file that is opened before the workers are forked; its first block is in Python's buffer."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("rb")
+        self.file.readline()
+
+    def __iter__(self) -> Iterator[int]:
+        return map(int, self.file)
+
+
+@pytest.mark.parametrize("parts", [{}, {"batched": False}])
+def test_a_file_whose_first_block_was_read_before_the_workers_started_is_named(
+    parts: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "lines").write_bytes(b"".join(b"%099d\n" % number for number in range(4000)))
+    found, _ = complete(load(dataset := Lines(tmp_path / "lines"), **parts), notes=())
+    dataset.file.close()
+    assert found.shared_by_workers == f"the position of {tmp_path}/lines"
+
+
+def test_nothing_is_shared_with_workers_that_are_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for method, found in (("spawn", None), ("fork", "the position of /file")):
+        read = Mock(side_effect=[{("3", "/file"): position} for position in (0, 0, 1)])
+        monkeypatch.setattr("autotune.child.probe_workers._read_positions", read)
+        watch = SharedWatch(load(Batches(), multiprocessing_context=method))
+        watch.look()
+        assert watch.found == found
 
 
 def test_a_shared_file_whose_name_is_not_utf_8_is_named(tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_after_a_trial_with_workers_none_without_them_is_proposed_unless_it_is_p
     assert (model.propose() is not None) is is_proposed
 
 
-def test_a_configuration_over_a_limit_is_tried_by_a_run_with_a_higher_one() -> None:
+def test_a_configuration_that_a_limit_excluded_is_unknown_to_a_run_with_another_one() -> None:
     plan, study = plan_for(), optuna.create_study(direction="maximize")
     store_record(study, plan, TrialRecord(config=plan.candidates[0], samples_per_second=9.0, constraints={"shm": 0.5}))
     assert read_records(study, plan.space) == []

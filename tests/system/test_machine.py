@@ -128,4 +128,4 @@ def test_a_slice_of_a_partitioned_gpu_matches_the_slice_that_was_tuned() -> None
 def test_a_dev_shm_without_a_limit_has_the_size_of_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: (0, 0, 0))
     size, free = read_shm(tmp_path)
-    assert size == free >= read_memory_limit()
+    assert size == free == read_memory_limit()

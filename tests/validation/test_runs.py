@@ -233,12 +233,6 @@ def test_a_failed_run_is_repeated_under_its_number_and_a_second_failure_rules_th
     assert [one.config for one in twice.candidates] == [FEW]
 
 
-def test_a_configuration_that_hangs_is_not_tried_again() -> None:
-    runs = CandidateRuns(MANY)
-    runs.add(1, TrialResult(status="stalled", config=MANY, message="hung"), epochs=1)
-    assert runs.is_out
-
-
 def test_a_baseline_that_fails_twice_after_one_run_is_compared_no_more() -> None:
     rates = [None, 100.0, None]
     found, _ = validate_with(lambda config, number: rates[number] if config == PLAN.baseline else 110.0)
