@@ -120,13 +120,16 @@ class Autopilot:
         own = read_settings(loader)
         self.facts = read_facts(loader, self._processes)
         self._path = None if options.profile is None or self.facts.is_evaluation else Path(options.profile)
-        start = None if self._path is None else find_start(self._path, self.facts, own)
-        begin, known = start or (own, None)
         is_in_thread = threading.current_thread() is not threading.main_thread()  # whose random states it would change
         self._is_unprepared = is_in_thread or loader.worker_init_fn is not None  # to load batches itself
         needs_workers = own.workers > 0 and (self._is_unprepared or not loads_by_torch(loader))
-        if needs_workers and not begin.workers:
-            begin, known = own, None
+        most = limits.most_workers(own.prefetch, 0)
+        earlier = None if self._path is None else find_start(self._path, self.facts, own, most)
+        if needs_workers and earlier is not None and not earlier.settings.workers:
+            earlier = None
+        begin = own if earlier is None else earlier.settings
+        known = earlier.window if earlier is not None and earlier.is_complete else None
+        self.unfinished = earlier.window if earlier is not None and not earlier.is_complete else None
         self.controller = Controller(own, begin, limits.cpus, self._limit_workers, known, needs_workers=needs_workers)
         self._started = time.perf_counter()
         self._counters = WorkerCounters()
@@ -231,7 +234,7 @@ class Autopilot:
 
     def _limit(self, settings: WorkerSettings) -> None:
         self.controller.limit(settings)
-        self._has_reported = False
+        self._has_reported, self.unfinished = False, None
 
     def _before_batch(self, epoch: Epoch) -> None:
         if epoch.failure and not self.controller.failure:
@@ -304,7 +307,8 @@ class Autopilot:
         if path is not None and controller.known is None and not controller.failure:
             seconds = time.perf_counter() - self._started
             try:
-                save_result(path, self.facts, controller, seconds, is_complete=is_complete)
+                most = self._limits.most_workers(controller.settings.prefetch, controller.settings.workers)
+                save_result(path, self.facts, controller, seconds, is_complete=is_complete, most=most)
             except Exception as error:  # training goes on, also with a loader that no profile can describe
                 self.options.show(f"the result is not saved: {error}")
 

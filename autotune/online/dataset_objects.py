@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import gc
+import io
 import itertools
 import logging
 import os
@@ -39,7 +40,8 @@ CONTAINERS: Final[tuple[Any, ...]] = (dict, list, set, deque)  # that may grow
 _MADE_FOR_FORKS: Final = (logging.Logger, logging.Handler, BaseProxy, Queue, SimpleQueue)  # may share connections
 _SKIPPED: Final = (type, ModuleType, FunctionType, CodeType, FrameType, *_MADE_FOR_FORKS)
 _SHARED: Final[tuple[Any, ...]] = (functools._lru_cache_wrapper, *CONTAINERS)
-_FOLLOWED: Final = (threading.Thread, Executor, subprocess.Popen)
+_STREAM: Final[type] = io.IOBase.__mro__[1]  # of all streams; io.IOBase itself would hash classes of the user's
+_FOLLOWED: Final = (threading.Thread, Executor, subprocess.Popen, _STREAM)
 
 
 def loads_by_torch(loader: DataLoader[Any]) -> bool:
@@ -196,3 +198,13 @@ def is_connection(one: Any) -> bool:
             mode = os.fstat(number := find_descriptor(one)).st_mode
             return number > 2 and (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
     return False
+
+
+def find_open_file(one: Any) -> str:
+    """Return the path of the regular file that an object has open; empty if it has none, or is a standard stream."""
+    bases = type(one).__mro__ if issubclass(type(one), _STREAM) else ()
+    if bases and not any(base is tempfile.SpooledTemporaryFile for base in bases):  # whose `fileno` makes it a file
+        with suppress(Exception):  # it is closed, or of the user's class
+            if stat.S_ISREG(os.fstat(number := one.fileno()).st_mode) and number > 2:
+                return str(Path(f"/proc/self/fd/{number}").readlink())
+    return ""

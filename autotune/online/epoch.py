@@ -190,7 +190,7 @@ class Epoch:
                 break
             returned, is_here = group.returned, not group.settings.workers
             if is_here:
-                self._limits.shared.begin_load(self.loader.dataset)
+                self._limits.shared.begin_load(self.loader)
             try:
                 batch = group.load()
             except StopIteration:  # of the sampler, if batches are loaded one by one in this process
@@ -209,7 +209,7 @@ class Epoch:
                     self.fall_back(f"they returned no batch for {patience:g} s")
                 continue
             if is_here:
-                self._limits.shared.end_load(self.loader.dataset, batch)
+                self._limits.shared.end_load(self.loader, batch)
             self._finish_head(group, began)
             if self.delivered <= INSPECTED_BATCHES:
                 self._limits.measure_batch(batch)

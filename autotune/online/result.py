@@ -14,11 +14,12 @@ import torch
 from torch.utils.data import SequentialSampler, Subset
 
 from autotune.config import DataLoaderSettings, LoaderConfig, ProcessSettings
-from autotune.online.controller import BUSY_CPU_SHARE, Controller
+from autotune.online.controller import BUSY_CPU_SHARE, MIN_WAIT_SHARE, Controller
 from autotune.online.group import WorkerSettings
 from autotune.online.windows import Window
 from autotune.profiles.schema import (
     COMPUTE_BOUND_WAIT_SHARE,
+    MAX_SEARCHED_WORKERS,
     Baseline,
     Bottleneck,
     Budgets,
@@ -84,18 +85,29 @@ def read_facts(loader: DataLoader[Any], processes: int) -> LoaderFacts:
     return LoaderFacts(workload, size, bool(loader.pin_memory), bool(loader.persistent_workers), is_evaluation)
 
 
-def find_start(path: Path, facts: LoaderFacts, own: WorkerSettings) -> tuple[WorkerSettings, Window | None] | None:
-    """Return the settings that an earlier run with this dataset and machine ended with, if its baseline has the user's.
+class EarlierResult(NamedTuple):
+    """What an earlier run ended with."""
 
-    With them is one second of that run, unless it ended before it had tried all that it proposed.
+    settings: WorkerSettings
+    window: Window  # one second of it
+    is_complete: bool  # whether it had tried all that it proposed, and could not propose more within today's limits
+
+
+def find_start(path: Path, facts: LoaderFacts, own: WorkerSettings, most: int = 0) -> EarlierResult | None:
+    """Find the result of an earlier run with this dataset and machine whose baseline has the user's settings.
+
+    `most` are the workers that today's limits allow.
     """
     hardware = read_hardware(facts.workload.nproc_per_node)
     for one in read_profiles(path):
         base = one.result.baseline
         if _is_result(one, facts, hardware) and base is not None and read_settings(base.config.dataloader) == own:
             rate = one.result.samples_per_second / one.search.batch_samples
-            known = Window(batches=rate, seconds=1.0, wait_seconds=one.result.wait_share)
-            return read_settings(one.dataloader), known if one.is_complete else None
+            window = Window(batches=rate, seconds=1.0, wait_seconds=one.result.wait_share)
+            tried, limit = max(trial.dataloader.num_workers for trial in one.search.trials), one.budgets.max_workers
+            was_limited = tried >= limit < most and window.wait_share > MIN_WAIT_SHARE
+            is_complete = one.is_complete and not was_limited
+            return EarlierResult(read_settings(one.dataloader), window, is_complete)
     return None
 
 
@@ -137,9 +149,18 @@ def read_hardware(processes: int = 1) -> Hardware:
 
 
 def save_result(
-    path: Path, facts: LoaderFacts, controller: Controller, seconds: float, *, is_complete: bool = True
+    path: Path,
+    facts: LoaderFacts,
+    controller: Controller,
+    seconds: float,
+    *,
+    is_complete: bool = True,
+    most: int = MAX_SEARCHED_WORKERS,
 ) -> None:
-    """Save what a training run converged to, or the best before its end; only the first process of the host does."""
+    """Save what a training run converged to, or the best before its end; only the first process of the host does.
+
+    `most` are the workers that the limits allowed.
+    """
     final = controller.final_window
     if final is None or read_local_rank() > 0:
         return
@@ -177,7 +198,7 @@ def save_result(
         memory_bytes=machine.memory_available_bytes,
         shm_bytes=machine.shm_free_bytes,
         nofile=machine.nofile_limit,
-        max_workers=max(one.workers for one in controller.windows),
+        max_workers=most,
     )
     profile = TunedProfile(
         config=config,

@@ -188,7 +188,7 @@ def describe_loaders(tuned: Mapping[str, Autopilot], *, has_others: bool = False
         last = next(reversed(controller.windows.values()), None)
         if controller.final_window is not None or controller.failure:
             yield f"{place}: {state.describe()}{_describe_change(state)}"
-        elif (known := controller.known) is not None:
+        elif (known := controller.known or state.unfinished) is not None:
             workers, rate = f"num_workers={controller.settings.workers}", format_rate(known.rate)
             then = f"{workers}, as an earlier run ({rate} batches/s then)"
             yield f"{place}: {then}; too few batches to compare.{_describe_change(state)}"

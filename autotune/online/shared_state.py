@@ -14,6 +14,7 @@ import torch
 from autotune.online.dataset_objects import (
     CONTAINERS,
     count_entries,
+    find_open_file,
     is_connection,
     is_generator,
     is_running_thread,
@@ -35,6 +36,7 @@ WATCHED_DRAWS: Final = 50  # batches, in which random numbers and files are watc
 FEW_GENERATORS: Final = 3  # reading the state of each takes 20 to 100 us
 MANY_GENERATORS: Final = 50
 START_WITH_ONE: Final = "to tune all the same, start with num_workers=1"
+OPEN_LATER: Final = "open it in the first call of __getitem__"
 CONNECT_LATER: Final = "connect in __getitem__"
 AND_START: Final = ", and start with num_workers=1"
 _File = tuple[str, str]  # descriptor and path
@@ -88,11 +90,11 @@ class SharedState:
         """Leave what a dataset referred to: it no longer exists."""
         self._sizes, self._generators, self._attributes, self._tensors = None, [], {}, {}
 
-    def begin_load(self, dataset: Any) -> None:
+    def begin_load(self, loader: DataLoader[Any]) -> None:
         """Note what loading a batch in the training process may use."""
         attributes, sent = dict[str, Any](), dict[_File, int]()
         if self._loads < WATCHED_LOADS:
-            attributes = _read_simple_attributes(dataset)
+            attributes = _read_simple_attributes(loader)
             sent = read_tcp_bytes(SENT_BYTES)  # after a length that asks a server
             changed = _list_changed(self._attributes, attributes)
             self._used.update(f"not see that the training changes {one} of the dataset" for one in changed)
@@ -102,7 +104,7 @@ class SharedState:
         """Note that what the load has drawn so far were the indices of the batch, not its samples."""
         self._before = self._before._replace(random_states=self._read_random_states())
 
-    def end_load(self, dataset: Any, batch: Any) -> None:
+    def end_load(self, loader: DataLoader[Any], batch: Any) -> None:
         """Note what loading a batch has used."""
         positions, sent, attributes, states = self._before
         now_states = self._read_random_states()
@@ -112,15 +114,15 @@ class SharedState:
             self._sizes = [(one, count_entries(one)) for one, _ in self._sizes]
         if self._loads < WATCHED_LOADS:
             self._opened.update(one for one in read_file_positions() if one not in (self._files or ()))
-            now, self._attributes = read_tcp_bytes(SENT_BYTES), _read_simple_attributes(dataset)
+            now, self._attributes = read_tcp_bytes(SENT_BYTES), _read_simple_attributes(loader)
             used = (one[1] for one, at in now.items() if sent.get(one, at) != at)
             self._used.update(f"share the connection to {one}; {CONNECT_LATER}{AND_START}" for one in used)
             changed = _list_changed(attributes, self._attributes)
             self._used.update(f"change copies of {one}; {START_WITH_ONE}" for one in changed)
             if self._has_overwritten(batch):
                 self._used["overwrite tensors of earlier batches; return new ones"] += 1
-            if _has_attributes(batch):
-                self._used["lose the attributes of tensors; return these in the batch"] += 1
+            if (loss := _find_loss(batch)) is not None:
+                self._used[loss] += 1
         self._loads += 1
         if self._loads == WATCHED_LOADS:
             self._tensors = {}
@@ -164,7 +166,7 @@ class SharedState:
             start = "" if loader.num_workers else AND_START
             return f"workers would share the dataset's connection; {CONNECT_LATER}{start}"
         if loader.num_workers:
-            return ""
+            return _explain_open_file(objects)
         for used, loads in self._used.items():
             if loads > 1:  # the first use may connect, or prepare the dataset
                 return f"workers would {used}"
@@ -176,11 +178,11 @@ class SharedState:
             return "each worker would repeat the random numbers of the dataset's generator; seed it in worker_init_fn"
         if any(count_entries(one) - size >= max(MIN_GROWTH, batches - 1) for one, size in sizes):
             return "the dataset keeps what it loads, and each worker would have a cache of its own"
-        return ""
+        return _explain_open_file(objects)
 
     def _explain_file(self, known: dict[_File, int], *, has_workers: bool) -> str:
         """Return which file workers would share; `known` are the positions before the first batch."""
-        mapped = {line.split(maxsplit=5)[-1] for line in read_text(PROC / "self" / "maps").splitlines()}
+        mapped = _list_mapped()
         for file, position in read_file_positions().items():
             is_shared = file in self._read
             if file in known:  # the user's workers, too, may read it
@@ -189,9 +191,18 @@ class SharedState:
                 with suppress(OSError):  # it is closed
                     is_shared |= fcntl.fcntl(int(file[0]), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
             if is_shared:
-                advice = "open it in the first call of __getitem__" if file in known else "start with num_workers=1"
+                advice = OPEN_LATER if file in known else "start with num_workers=1"
                 return f"workers would share the position of {file[1]}; {advice}"
         return ""
+
+
+def _explain_open_file(objects: list[Any]) -> str:
+    files = set(filter(None, map(find_open_file, objects))) - _list_mapped()
+    return f"workers would share the position of {min(files)}; {OPEN_LATER}" if files else ""
+
+
+def _list_mapped() -> set[str]:
+    return {line.split(maxsplit=5)[-1] for line in read_text(PROC / "self" / "maps").splitlines()}
 
 
 def _read_values(tensor: torch.Tensor) -> torch.Tensor:
@@ -200,18 +211,23 @@ def _read_values(tensor: torch.Tensor) -> torch.Tensor:
     return values.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
-def _has_attributes(batch: Any) -> bool:
-    """Return whether a plain tensor of a batch has attributes, which torch does not send to another process."""
+def _find_loss(batch: Any) -> str | None:
+    """Return what tensors of a batch would lose, because torch does not send it to another process."""
     with suppress(Exception):  # of a type of its own
-        return any(type(one) is torch.Tensor and vars(one) for one in find_tensors(batch))
-    return False
+        for one in find_tensors(batch):
+            if one.is_conj() or one.is_neg():
+                return "lose the conjugation of tensors; return batch.resolve_conj().resolve_neg()"
+            if type(one) is torch.Tensor and vars(one):
+                return "lose the attributes of tensors; return these in the batch"
+    return None
 
 
-def _read_simple_attributes(dataset: Any) -> dict[str, Any]:
-    """Return the numbers and texts that a dataset has as attributes, and its length."""
-    found = {f"`{name}`": value for name, value in read_attributes(dataset).items()}
+def _read_simple_attributes(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the numbers and texts that a dataset and a `collate_fn` have as attributes, and the dataset's length."""
+    found = {f"`{name}`": value for name, value in read_attributes(loader.dataset).items()}
+    found |= {f"`collate_fn.{name}`": value for name, value in read_attributes(loader.collate_fn).items()}
     with suppress(Exception):  # of the user's class
-        found["the length"] = len(dataset)
+        found["the length"] = len(loader.dataset)  # type: ignore[arg-type]
     return {name: value for name, value in found.items() if any(type(value) is one for one in _SIMPLE)}
 
 

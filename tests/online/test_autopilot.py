@@ -27,7 +27,7 @@ from autotune.errors import UsageError
 from autotune.online.attach import attach, autopilot
 from autotune.online.autopilot import Autopilot, Options, Stats, print_sentence
 from autotune.online.group import WorkerGroup, WorkerSettings, list_workers, wait_for_ending_workers
-from autotune.online.result import find_start, read_facts, read_hardware
+from autotune.online.result import find_start, read_facts, read_hardware, save_result
 from autotune.online.windows import PAUSE_SECONDS, Window
 from autotune.profiles.load import load, select_profile
 from autotune.profiles.store import read_profiles, save_profile
@@ -130,8 +130,20 @@ def test_a_training_that_ends_before_it_converged_has_a_result_though_its_loader
     profile = select_profile(Path("dltune.json"))
     assert (profile.config.dataloader.num_workers, profile.is_complete) == (2, False)
     start = find_start(Path("dltune.json"), state.facts, WorkerSettings(0, 2))
-    assert start == (WorkerSettings(2, 2), None)  # the next run tries more
+    assert start is not None
+    assert (start.settings, start.is_complete) == (WorkerSettings(2, 2), False)  # the next run tries more
     assert find_start(Path("dltune.json"), state.facts, WorkerSettings(24, 2)) is None  # it had another baseline
+
+
+@pytest.mark.parametrize(("most", "is_complete"), [(2, True), (64, False)])
+def test_a_result_that_limits_kept_low_is_searched_again_if_they_allow_more(most: int, is_complete: bool) -> None:
+    path, state = Path("dltune.json"), Autopilot(DataLoader(Waiting(), 8), Options(None))
+    state.controller.windows = {WorkerSettings(workers, 2): Window(8 + workers, 1.0, 0.9) for workers in range(3)}
+    state.controller.settings, state.controller.has_converged = WorkerSettings(2, 2), True
+    save_result(path, state.facts, state.controller, 1.0, most=2)
+    found = find_start(path, state.facts, WorkerSettings(0, 2), most)
+    assert found is not None
+    assert (found.settings, found.is_complete) == (WorkerSettings(2, 2), is_complete)
 
 
 def test_the_rates_of_other_numbers_of_workers_explain_why_the_users_stay() -> None:

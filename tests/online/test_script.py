@@ -386,11 +386,13 @@ def test_without_workers_their_settings_are_to_be_left_out() -> None:
     assert text.endswith("DataLoader(..., num_workers=0) without settings of workers, such as persistent_workers")
 
 
-def test_a_setting_of_an_earlier_run_is_named_although_too_few_batches_compare_it() -> None:
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_setting_of_an_earlier_run_is_named_although_too_few_batches_compare_it(is_complete: bool) -> None:
     loader: Any = autopilot(DataLoader([1.0] * 8), None, quiet=True)  # type: ignore[arg-type]
     list(loader)
-    controller = loader.autopilot_state.controller
-    controller.known, controller.settings = Window(batches=10, seconds=2.0), WorkerSettings(8, 2)
+    state = loader.autopilot_state
+    earlier, state.controller.settings = Window(batches=10, seconds=2.0), WorkerSettings(8, 2)
+    state.controller.known, state.unfinished = (earlier, None) if is_complete else (None, earlier)
     (text,) = describe_loaders({"train.py:3": loader.autopilot_state})
     line, advice = text.splitlines()
     assert line == "train.py:3: num_workers=8, as an earlier run (5.00 batches/s then); too few batches to compare."

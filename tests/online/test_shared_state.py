@@ -8,6 +8,7 @@ import io
 import logging
 import math
 import multiprocessing
+import operator
 import os
 import random
 import socket
@@ -28,7 +29,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from autotune.online.attach import autopilot
 from autotune.online.autopilot import Autopilot
@@ -528,9 +529,9 @@ def test_the_names_of_locks_are_no_random_numbers_of_the_dataset() -> None:
     loader: Any = DataLoader([1.0] * 64, 4)  # type: ignore[arg-type]
     state.note(loader)
     for _ in loader:
-        state.begin_load(loader.dataset)
+        state.begin_load(loader)
         multiprocessing.RLock()  # as the first bar of tqdm makes one
-        state.end_load(loader.dataset, None)
+        state.end_load(loader, None)
     assert state.explain(loader, 16) == ""
 
 
@@ -570,13 +571,13 @@ class Odd:
         return index
 
 
-def load_here(dataset: Any, between: Callable[[], object] = list) -> str:
+def load_here(dataset: Any, between: Callable[[], object] = list, collate: Any = default_collate) -> str:
     """Load batches in this process, and return why no workers may be forked."""
-    shared, loader = SharedState(), DataLoader(dataset, 8)
+    shared, loader = SharedState(), DataLoader(dataset, 8, collate_fn=collate)
     shared.note(loader)
     for _ in range(4):
-        shared.begin_load(dataset)
-        shared.end_load(dataset, dataset[0])
+        shared.begin_load(loader)
+        shared.end_load(loader, collate([dataset[0]]))
         between()
     return shared.explain(loader, 4)
 
@@ -591,7 +592,66 @@ class Attributed(Reading):
 
 
 def test_attributes_of_tensors_would_not_arrive_from_a_worker() -> None:
-    assert load_here(Attributed(int)) == "workers would lose the attributes of tensors; return these in the batch"
+    reason = "workers would lose the attributes of tensors; return these in the batch"
+    assert load_here(Attributed(int), collate=operator.itemgetter(0)) == reason
+
+
+def test_a_conjugated_tensor_would_arrive_as_another_one() -> None:
+    collate = lambda samples: torch.complex(torch.ones(1), torch.ones(1)).conj()  # noqa: E731
+    assert load_here(Reading(int), collate=collate).startswith("workers would lose the conjugation of tensors; return ")
+
+
+class Counts:
+    """Collates samples, and counts the batches."""
+
+    batches = 0
+
+    def __call__(self, samples: list[Any]) -> Any:
+        self.batches += 1
+        return default_collate(samples)
+
+
+def test_a_collate_fn_that_counts() -> None:
+    assert load_here(Reading(int), collate=Counts()).startswith("workers would change copies of `collate_fn.batches`")
+
+
+class ReadsWhole(Reading):
+    """Reads its whole file for each sample, so that the position is the same after each."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(int)
+        self._file = file
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.002)
+        self._file.seek(0)
+        return int(self._file.read()[index % 256])
+
+
+@pytest.mark.parametrize("own", [0, 1])
+@pytest.mark.parametrize("mode", ["rb", "r+b"])
+def test_a_file_whose_position_is_the_same_after_each_batch(
+    own: int, mode: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "samples").write_bytes(bytes(range(256)))
+    with (tmp_path / "samples").open(mode, buffering=0) as file:
+        loader: Any = autopilot(DataLoader(ReadsWhole(file), 8, num_workers=own), None)
+        for _ in loader:
+            if loader.autopilot_state.controller.has_converged:
+                break
+    assert loader.autopilot_state.controller.settings.workers == own
+    assert f"share the position of {tmp_path}/samples; open it in the first call" in capsys.readouterr().err
+
+
+def test_a_file_that_loading_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "seen").open("w") as seen:
+        monkeypatch.setattr(f"{__name__}.SEEN", seen, raising=False)
+        assert f"share the position of {tmp_path}/seen" in load_here(Reading(write_down))
+
+
+def write_down(index: int) -> int:
+    SEEN.write(f"{index}\n")  # type: ignore[name-defined]  # noqa: F821  # of the test
+    return index
 
 
 def test_a_dataset_that_no_longer_exists_takes_no_memory() -> None:
