@@ -62,8 +62,10 @@ class SharedWatch:
 
     def look(self) -> None:
         """Look for what workers have used, if they inherit what is open."""
+        if not self._is_forked:
+            return
         for one, at in _read_positions().items():
-            if self._is_forked and one not in self._ignored and self._positions.get(one, at) != at:
+            if one not in self._ignored and self._positions.get(one, at) != at:
                 use = "position of" if one[1].startswith("/") else "connection to"
                 self.found = self.found or f"the {use} {make_printable(one[1])}"
 

@@ -123,8 +123,9 @@ class Autopilot:
         is_in_thread = threading.current_thread() is not threading.main_thread()  # whose random states it would change
         self._is_unprepared = is_in_thread or loader.worker_init_fn is not None  # to load batches itself
         needs_workers = own.workers > 0 and (self._is_unprepared or not loads_by_torch(loader))
-        most = limits.most_workers(own.prefetch, 0)
-        earlier = None if self._path is None else find_start(self._path, self.facts, own, most)
+        earlier = None
+        if self._path is not None:
+            earlier = find_start(self._path, self.facts, own, limits.most_workers(own.prefetch, 0))
         if needs_workers and earlier is not None and not earlier.settings.workers:
             earlier = None
         begin = own if earlier is None else earlier.settings

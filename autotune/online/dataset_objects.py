@@ -191,7 +191,7 @@ def is_connection(one: Any) -> bool:
     if (sqlite3 := sys.modules.get("sqlite3")) is not None and issubclass(type(one), sqlite3.Connection):
         with suppress(sqlite3.ProgrammingError):  # it is closed
             return bool(one.total_changes >= 0)
-    if any(base is tempfile.SpooledTemporaryFile for base in type(one).__mro__):  # whose `fileno` makes it a file
+    if _is_spooled(one):
         return False
     with suppress(Exception):  # it is closed, or of the user's class
         if (find_descriptor := getattr(type(one), "fileno", None)) is not None:
@@ -200,10 +200,14 @@ def is_connection(one: Any) -> bool:
     return False
 
 
+def _is_spooled(one: Any) -> bool:
+    """Return whether an object is a temporary file in memory, whose `fileno` writes it to a disk."""
+    return any(base is tempfile.SpooledTemporaryFile for base in type(one).__mro__)
+
+
 def find_open_file(one: Any) -> str:
     """Return the path of the regular file that an object has open; empty if it has none, or is a standard stream."""
-    bases = type(one).__mro__ if issubclass(type(one), _STREAM) else ()
-    if bases and not any(base is tempfile.SpooledTemporaryFile for base in bases):  # whose `fileno` makes it a file
+    if issubclass(type(one), _STREAM) and not _is_spooled(one):
         with suppress(Exception):  # it is closed, or of the user's class
             if stat.S_ISREG(os.fstat(number := one.fileno()).st_mode) and number > 2:
                 return str(Path(f"/proc/self/fd/{number}").readlink())
