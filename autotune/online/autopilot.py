@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import distributed
 
 from autotune.errors import UsageError
 from autotune.online.controller import MIN_WAIT_SHARE, Controller
@@ -131,7 +132,15 @@ class Autopilot:
         begin = own if earlier is None else earlier.settings
         known = earlier.window if earlier is not None and earlier.is_complete else None
         self.unfinished = earlier.window if earlier is not None and not earlier.is_complete else None
-        self.controller = Controller(own, begin, limits.cpus, self._limit_workers, known, needs_workers=needs_workers)
+        self.controller = Controller(
+            own,
+            begin,
+            limits.cpus,
+            self._limit_workers,
+            known,
+            needs_workers=needs_workers,
+            is_distributed=_is_distributed(),
+        )
         self._started = time.perf_counter()
         self._counters = WorkerCounters()
         self._windows = Windows(self._counters, self.controller, persists=loader.persistent_workers)
@@ -374,6 +383,10 @@ class Autopilot:
             prefetch = "" if one.prefetch == own.prefetch else f" and prefetch_factor={one.prefetch}"
             rates += [f"{format_rate(found.rate)} with {one.workers}{prefetch}"] if one != own else []
         return f" ({', '.join(rates)})" if rates else ""
+
+
+def _is_distributed() -> bool:
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _end_all(groups: list[WorkerGroup]) -> None:

@@ -44,10 +44,9 @@ class BatchCosts:
         """Return the costs in a window; None without batches of workers."""
         if not window.worker_batches:
             return None
-        step = max(1e-9, window.seconds - window.wait_seconds) / window.batches
         main_cpu = window.main_cpu_seconds / window.batches
         cpu = min(window.worker_cpu_seconds, window.worker_seconds) / window.worker_batches
-        return cls(window.worker_seconds / window.worker_batches - cpu, cpu, main_cpu, step)
+        return cls(window.worker_seconds / window.worker_batches - cpu, cpu, main_cpu, window.step_seconds)
 
     def predict(self, workers: int, cpus: float) -> float:
         """Predict batches per second; workers wait independently and share the CPUs with the training process.
@@ -82,6 +81,7 @@ class Controller:
         known: A window of `start` in an earlier run; about as fast, and waiting as little, it tries no others, unless
             the user has no workers and these are predicted to be slower.
         needs_workers: Whether the user's workers load what the training process should not.
+        is_distributed: Whether other processes take the same steps, and each waits for the slowest of them.
     """
 
     def __init__(
@@ -93,9 +93,10 @@ class Controller:
         known: Window | None = None,
         *,
         needs_workers: bool = False,
+        is_distributed: bool = False,
     ) -> None:
         self.own, self.settings, self.cpus, self._limit = own, start, cpus, limit
-        self.known, self._needs_workers = known, needs_workers
+        self.known, self._needs_workers, self._is_distributed = known, needs_workers, is_distributed
         self.windows: dict[WorkerSettings, Window] = {}
         self.costs: BatchCosts | None = None
         self.has_converged = False
@@ -116,7 +117,7 @@ class Controller:
         costs, last = self.costs, next(reversed(self.windows.values()), None)
         if last is not None and last.busy_cpus > PREFETCH_CPU_SHARE * self.cpus:
             costs = replace(costs, waiting=0.0)  # for CPUs, not for a disk or a network
-        best = max((one.rate for one in self.windows.values()), default=math.inf)  # faster, as an earlier run found
+        best = max(map(self._rate, self.windows.values()), default=math.inf)  # faster, as an earlier run found
         rate = min(best, costs.predict(self.own.workers, self.cpus))
         return Window(batches=rate, seconds=1.0, wait_seconds=1.0 - rate * costs.step)
 
@@ -135,6 +136,8 @@ class Controller:
         is_first, current = not any(one.workers for one in self.windows), self.settings
         self.windows[current] = window
         self.costs = BatchCosts.measure(window) or self.costs
+        if self._is_distributed and self.costs is not None:
+            self.costs = replace(self.costs, step=self._find_step())
         if (known := self.known) is not None and window.rate > DRIFT_RATIO * known.rate:
             if not self.own.workers and self._predict_none(window.rate):
                 self.settings, self.known = self.own, None  # the data is cheaper now
@@ -169,15 +172,24 @@ class Controller:
         """Replace the window in which it converged by one of whole epochs, which has the starts of workers, too."""
         self.windows[self.settings] = window
         own = None if self.own.workers else self.windows.get(self.own)  # that of the user's workers has no starts
-        if own is not None and own.rate > window.rate:
+        if own is not None and self._rate(own) > self._rate(window):
             self.settings = self.own
+
+    def _find_step(self) -> float:
+        """Return the seconds of the shortest steps: the others wait for another process, too."""
+        return min(one.step_seconds for one in self.windows.values())
+
+    def _rate(self, window: Window) -> float:
+        """Return the batches per second that this process would reach if no other one delayed its steps."""
+        return 1.0 / (self._find_step() + window.wait_seconds / window.batches) if self._is_distributed else window.rate
 
     def _choose(self) -> WorkerSettings:
         """Return the user's settings, or else the fewest workers, that are about as fast as the best."""
-        best = max(one.rate for one in self.windows.values())
-        if self.own in self.windows and self.windows[self.own].rate >= OWN_RATIO * best:
+        rates = {one: self._rate(found) for one, found in self.windows.items()}
+        best = max(rates.values())
+        if rates.get(self.own, 0.0) >= OWN_RATIO * best:
             return self.own
-        good = [one for one, found in self.windows.items() if found.rate >= TIE_RATIO * best]
+        good = [one for one, rate in rates.items() if rate >= TIE_RATIO * best]
         return min(good, key=lambda one: (one.workers, one.prefetch))
 
     def _propose(self, basis: WorkerSettings, *, is_first: bool) -> list[WorkerSettings]:
@@ -211,7 +223,7 @@ class Controller:
         are_enough = basis != self.own and costs.predict(fewer, cpus) > FEWER_RATIO * costs.predict(workers, cpus)
         if fewer > less and (are_crowded or are_enough):
             tries.append(WorkerSettings(fewer, prefetch))
-        if not self._needs_workers and self._predict_none(max(one.rate for one in self.windows.values())):
+        if not self._needs_workers and self._predict_none(max(map(self._rate, self.windows.values()))):
             tries.append(WorkerSettings(0, self.own.prefetch))
         return tries
 
@@ -219,7 +231,7 @@ class Controller:
     def untried_rate(self) -> float:
         """Batches per second that are predicted without workers, if that is faster and cannot be tried; else 0."""
         now = self.final_window
-        return self._predict_none(now.rate) if self._needs_workers and now is not None else 0.0
+        return self._predict_none(self._rate(now)) if self._needs_workers and now is not None else 0.0
 
     def _predict_none(self, rate: float) -> float:
         """Predict batches per second without workers; 0 if that is not faster, or the user's workers do much."""

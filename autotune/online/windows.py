@@ -53,6 +53,11 @@ class Window(NamedTuple):
         return self.batches / max(self.seconds, 1e-9)
 
     @property
+    def step_seconds(self) -> float:
+        """Seconds from the delivery of a batch to the request of the next one, in the mean."""
+        return max(1e-9, self.seconds - self.wait_seconds) / max(self.batches, 1e-9)
+
+    @property
     def wait_share(self) -> float:
         """Share of the time that the training loop waits for batches."""
         return min(1.0, self.wait_seconds / max(self.seconds, 1e-9))

@@ -147,6 +147,27 @@ def test_it_starts_again_when_the_rate_falls_and_the_loop_waits_more() -> None:
     assert controller.settings.workers >= 7
 
 
+@pytest.mark.parametrize("turns", [(0, 1), (1, 0), (0, 0, 1), (1, 1, 0)])
+def test_processes_that_wait_for_each_other_at_each_step_are_all_tuned(turns: tuple[int, ...]) -> None:
+    costs = [BatchCosts(waiting, worker_cpu=0.0005, main_cpu=0.0005, step=0.002) for waiting in (0.016, 0.04)]
+    pair = [
+        Controller(WorkerSettings(0, 2), WorkerSettings(0, 2), CPUS, no_limit, is_distributed=True) for _ in range(2)
+    ]
+
+    def find_period() -> float:
+        return max(1 / one.predict(process.settings.workers, CPUS) for one, process in zip(costs, pair, strict=True))
+
+    for _ in range(20):
+        for turn in turns:
+            workers, period = pair[turn].settings.workers, find_period()
+            alone = simulate(costs[turn], workers, random.Random(0))
+            wait = 1 / costs[turn].predict(workers, CPUS) - costs[turn].step  # the rest of a step is for the other one
+            window = alone._replace(seconds=period * alone.batches, wait_seconds=wait * alone.batches)
+            pair[turn].add(window)
+    assert all(process.has_converged for process in pair)
+    assert find_period() < 1.1 * costs[0].step
+
+
 def test_after_a_failure_the_own_settings_stay() -> None:
     controller = Controller(WorkerSettings(2, 2), WorkerSettings(2, 2), CPUS, no_limit)
     controller.add(simulate(WORKLOADS["samples wait"], 2, random.Random(0)))
