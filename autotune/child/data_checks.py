@@ -13,19 +13,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice, pairwise
 from typing import Any, Final, NamedTuple
 
-import torch
 from torch.utils.data import default_collate, default_convert, get_worker_info
 
 from autotune.child.errors import shut_down_workers
 from autotune.child.loader import MeasuredLoader, build_plain_loader
 from autotune.child.sample_counts import DUPLICATED_RATIO, count_samples
-from autotune.child.sample_reader import HashedDataset
+from autotune.child.sample_reader import HashedDataset, hash_sample
 from autotune.child.trial import list_workers
 from autotune.child.workload import LoadedWorkload, find_datasets
 from autotune.profiles.device_prefetch import find_tensors
@@ -37,7 +35,7 @@ MAX_SECONDS: Final = 1.0  # after the first batch
 BATCH: Final = 2  # samples: with small batches workers take turns often
 MIN_BATCHES: Final = 8
 MIN_DIFFERING: Final = 4  # samples; fewer may be rare draws from a generator of the dataset's own
-COMPARED_BATCHES: Final = 4  # two of each of two workers
+MIN_COMPARED_BATCHES: Final = 4  # two of each of two workers
 _read_numbers: Final[set[str]] = set()  # in a worker process: attributes of its WorkerInfo that code has read
 
 MEMORY_BATCH: Final = 8  # samples, when nothing but memory is watched
@@ -115,12 +113,25 @@ class Observation:
 
     reads_worker_info: bool  # whether code read the number of its worker
     samples: int = 0
-    digests: list[str] = field(default_factory=list)  # of a map-style dataset
-    first_batches: list[list[torch.Tensor]] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)  # of samples of a map-style dataset
     delivered: Counter[int] = field(default_factory=Counter)  # batches of an iterable dataset by worker
+    hashes: list[str] = field(default_factory=list)  # of these batches, until those of the two workers differ
+    are_equal: bool = True  # these, in pairs
+    is_whole: bool = False  # whether the epoch has ended
     copied: list[tuple[int, int]] = field(default_factory=list)  # samples so far, and bytes copied by then
     allocated: list[tuple[int, int]] = field(default_factory=list)  # and bytes that the workers hold
     memory_bytes: int = 0  # of a worker
+
+    @property
+    def are_duplicates(self) -> bool:
+        """Whether both workers deliver equal data; constant data proves nothing."""
+        return self.are_equal and len(self.hashes) >= MIN_COMPARED_BATCHES and len(set(self.hashes)) > 1
+
+    def compare(self, batch: Any) -> None:
+        """Compare the tensors of a batch with those of the one before, as the workers take turns."""
+        if self.are_equal:
+            self.hashes.append(hash_sample(list(find_tensors(batch))))
+            self.are_equal = len(self.hashes) % 2 == 1 or self.hashes[-2] == self.hashes[-1]
 
 
 def check_workers(
@@ -153,9 +164,10 @@ def check_workers(
     notes += [] if growth is None else [growth]
     if workload.kind == "iterable":
         is_multiplied = workload.sample_counts.is_multiplied(seen.samples)
-        duplicates = (is_multiplied and not seen.reads_worker_info) or has_equal_batches(seen.first_batches)
+        is_divided = seen.is_whole and workload.sample_counts.samples is not None and not is_multiplied
+        duplicates = (is_multiplied and not seen.reads_worker_info) or (seen.are_duplicates and not is_divided)
         changes |= {"workers_duplicate_data": duplicates, "reads_worker_info": seen.reads_worker_info}
-        if len(seen.delivered) == 1 and seen.delivered.total() >= COMPARED_BATCHES:
+        if len(seen.delivered) == 1 and seen.delivered.total() >= MIN_COMPARED_BATCHES:
             changes["shards"] = profile.shards or 1
             notes.append(IDLE_WORKER)
         is_shared = seen.reads_worker_info or workload.parts.worker_init_fn is not None
@@ -194,9 +206,9 @@ def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: O
             seen.delivered[batch.worker] += 1
             seen.reads_worker_info |= batch.reads_worker_info
             batch = batch.batch  # noqa: PLW2901
+        if workload.kind == "iterable":
+            seen.compare(batch)
         seen.samples += count_samples(batch, loader.batch_size)
-        if number <= COMPARED_BATCHES:
-            seen.first_batches.append([tensor.cpu() for tensor in find_tensors(batch)])
         if number == MIN_BATCHES - 2:
             seen.memory_bytes = measure_pss(pids[:1])
         if number == MIN_BATCHES:
@@ -213,6 +225,7 @@ def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: O
             is_growing = project_growth(workload.expected_samples, readings) >= MIN_UNEXPLAINED_BYTES
         if now > deadline or (is_enough and not is_growing):
             return
+    seen.is_whole = True
 
 
 def _build_watched_loader(workload: LoadedWorkload, digests: Mapping[int, str]) -> MeasuredLoader:
@@ -231,23 +244,6 @@ def _build_watched_loader(workload: LoadedWorkload, digests: Mapping[int, str]) 
     if digests or workload.own is None:
         workload = replace(workload, own=None, parts=replace(parts, **changes))
     return build_plain_loader(workload, BATCH, workers=2)
-
-
-def has_equal_batches(batches: Sequence[list[torch.Tensor]]) -> bool:
-    """Return whether two workers deliver equal data, from the first batches, which alternate between them.
-
-    Each pair must be equal although consecutive batches of one worker differ; constant data proves nothing.
-    """
-
-    def are_equal(some: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-        return len(some) == len(other) > 0 and all(map(torch.equal, some, other))
-
-    if len(batches) < COMPARED_BATCHES:
-        return False
-    first, second, third, fourth = batches
-    with suppress(Exception):  # sparse and nested tensors cannot be compared
-        return are_equal(first, second) and are_equal(third, fourth) and not are_equal(first, third)
-    return False
 
 
 def count_copied_bytes(sizes: Iterable[Mapping[str, int]]) -> int:

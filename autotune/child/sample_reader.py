@@ -59,7 +59,7 @@ def hash_sample(sample: Any) -> str:
     pickler.fast = True  # without references, which depend on the identity of objects
     try:
         pickler.dump(sample)
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError):
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError):  # nested tensors, too
         return type(sample).__qualname__
     return hashlib.blake2b(buffer.getvalue(), digest_size=16).hexdigest()
 

@@ -144,6 +144,38 @@ def test_equal_batches_of_two_workers_show_duplicates_in_an_epoch_too_long_to_be
     assert check_workers(workload, make_workload(kind="iterable"), {}).workers_duplicate_data
 
 
+class EqualStarts(IterableDataset[torch.Tensor]):
+    """Two files that begin with the same samples; each worker reads one."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        for file in range(2) if worker is None else range(worker.id, 2, worker.num_workers):
+            for number in range(40):
+                yield torch.tensor([number if number < 10 else 1000 * file + number])
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_files_that_begin_with_equal_samples_are_not_duplicates(is_counted: bool) -> None:
+    workload = LoadedWorkload(parts=Workload(dataset=EqualStarts()))
+    workload.sample_counts.samples = 80 if is_counted else None
+    found = check_workers(workload, make_workload(kind="iterable"), {})
+    assert (found.workers_duplicate_data, found.reads_worker_info) == (False, True)
+
+
+class EqualFiles(IterableDataset[torch.Tensor]):
+    """Two equal files; each worker reads one."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        files = 2 if worker is None else len(range(worker.id, 2, worker.num_workers))
+        return (torch.tensor([number]) for _ in range(files) for number in range(40))
+
+
+def test_equal_files_of_an_epoch_that_has_as_many_samples_with_workers_are_not_duplicates() -> None:
+    found = check(EqualFiles())
+    assert (found.workers_duplicate_data, found.shards) == (False, None)
+
+
 def make_sparse(samples: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(samples).to_sparse()
 
