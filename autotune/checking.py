@@ -157,7 +157,7 @@ def remeasure(
     measure_run(plan.request, first, run_trial, progress, 1)
     if predicted is not None and predicted[0] <= first.rate <= MAX_RATIO * predicted[1]:
         return _compare_with_prediction(first, None, profile)
-    validation = validate(plan, lambda: [profile.config], run_trial, progress, monitor, has_time)
+    validation = validate(plan, lambda failed: [profile.config], run_trial, progress, monitor, has_time)
     if validation.interrupted_by is not None:
         raise validation.interrupted_by
     again = next((one for one in validation.measured if one.config == profile.config), first)

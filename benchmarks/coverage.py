@@ -78,7 +78,7 @@ def simulate(plan: Plan, truths: tuple[float, ...], spread: float, seed: int) ->
         rate = rates[request.config] * dice.lognormvariate(0.0, spread)
         return TrialResult(status="completed", config=request.config, measurement=_measure(rate))
 
-    validation = validate(plan, lambda: configs[1:], run_trial, ProgressListener())
+    validation = validate(plan, lambda failed: configs[1:], run_trial, ProgressListener())
     decision = decide(validation, plan)
     assert decision is not None
     low, high = decision.samples_per_second_ci95 or (0.0, 0.0)

@@ -59,7 +59,7 @@ def describe_failure(trials: Sequence[TrialResult], cause: Cause) -> str:
     The training step fails in the training process, whether there are workers or not.
     """
     sides = dict(zip(("with", "without"), _split(trials), strict=True))
-    sides = {name: side for name, side in sides.items() if cause in map(cause_of, side)}
+    sides = {name: side for name, side in sides.items() if cause[2] or cause in map(cause_of, side)}
     tried = [one for side in sides.values() for one in side]
     failed = [one for one in tried if cause_of(one) == cause]
     counts = f"in {len(failed)} of {len(tried):,} trials ({_count_samples(tried):,} samples)"
@@ -102,10 +102,16 @@ class FailureCheck:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Failures to report to the user."""
-        causes = dict.fromkeys(filter(None, [*self._passing, self.flaw]))
+        """Failures to report to the user: also those of the step, if it works with the same batch size, too."""
+        steps = [one for one in self.trials if one.in_step and one.status in CODE_FAILURES]
+        flaky = [cause_of(one) for one in steps if one.config.dataloader.batch_size in self._sizes_that_work]
+        causes = dict.fromkeys(filter(None, [*self._passing, self.flaw, *flaky]))
         failures = [describe_failure(self.trials, cause).removeprefix("in ") for cause in causes]
         return (*filter(None, [self.reason]), *(f"In {one}. A training run would meet this, too." for one in failures))
+
+    @property
+    def _sizes_that_work(self) -> set[int | None]:
+        return {one.config.dataloader.batch_size for one in self.trials if one.status == "completed"}
 
     def run(self, config: LoaderConfig, measure: Callable[[LoaderConfig], TrialResult]) -> TrialResult:
         """Run a trial, and a second time if its failure may be bad luck: it has not repeated itself yet."""
@@ -160,8 +166,7 @@ class FailureCheck:
         busy, idle = (list(map(cause_of, side)) for side in _split(failures))
         flaw = max((one for one in busy if one in idle), key=(busy + idle).count)
         failed = {one.config.dataloader.batch_size for one in failures if cause_of(one) == flaw}
-        works = {one.config.dataloader.batch_size for one in self.trials if one.status == "completed"}
-        works |= set() if self.fewest is None else {self.fewest.dataloader.batch_size}
+        works = self._sizes_that_work | (set() if self.fewest is None else {self.fewest.dataloader.batch_size})
         return flaw if failed & works else None
 
     def make_error(self, flaw: Cause) -> WorkloadError:

@@ -8,7 +8,7 @@ non-default setting. That interval is of the scatter of runs; the one that is re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from autotune.config import Interval, LoaderConfig
@@ -40,8 +40,10 @@ class Decision(NamedTuple):
     gains: tuple[Contribution, ...] = ()
 
 
-def select_candidates(plan: Plan, records: Sequence[TrialRecord], model: TrialModel) -> list[LoaderConfig]:
-    """Select the configurations that deserve a second measurement; none if no trial completed.
+def select_candidates(
+    plan: Plan, records: Sequence[TrialRecord], model: TrialModel, failed: Collection[LoaderConfig] = ()
+) -> list[LoaderConfig]:
+    """Select the configurations that deserve a second measurement; none if no trial completed, but for `failed` ones.
 
     These are the best; its variants in order, with default values and with unchanged training; the one with the fewest
     workers near the best; the one with the most that is not far behind, if threads of the step spin; and the next best
@@ -49,7 +51,8 @@ def select_candidates(plan: Plan, records: Sequence[TrialRecord], model: TrialMo
     trials. If non-default settings are not expected to gain, their variant replaces the best. Those that change less of
     the training come first, in case that there is no time for the others.
     """
-    working, surrogate = [one.config for one in records if one.is_feasible], model.surrogate
+    surrogate = model.surrogate
+    working = [one.config for one in records if one.is_feasible and one.config not in failed]
     if not working:
         return []
     rates = dict(zip(working, surrogate.predict(working), strict=True))

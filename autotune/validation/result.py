@@ -65,8 +65,8 @@ def build_profile(
             failure = failures[0]
             warnings.append(
                 "This is the best trial of the search, not validated: no configuration ran to its end in a fresh "
-                f"process ({describe_config(failure.config)}: it {failure.message.rstrip('.')}). Fix that first: each "
-                "start may need a port, a lock or a download."
+                f"process ({describe_config(failure.config)}: it {failure.message.rstrip('.')}). Fix that first: it "
+                "may be a bad sample, or a port, a lock or a download that each start needs."
             )
         validation = replace(validation, baseline=CandidateRuns(plan.baseline), runs=0)
     if interruption is None and not warnings and validation.runs < MIN_RUNS:

@@ -31,6 +31,7 @@ NEAR_LEADER_RATIO: Final = 0.9  # of the fastest; slower ones rest while it is m
 VALIDATION_PRECISION: Final = 0.015  # relative half-width of the interval at which a measurement may end early
 FAR_AHEAD_SPEEDUP: Final = 1.5  # of the fastest over the baseline; above it, one precise run of the baseline is enough
 MAX_RUN_SPREAD: Final = 1.12  # fastest over slowest run of one configuration; above it another run is worth its time
+MAX_FAILED: Final = 5  # candidates; if so many fail and the baseline works, no others are measured
 DROP_BELOW_RATIO: Final = {1: 0.93, 2: 0.96}  # of the fastest, by completed runs; slower candidates are dropped
 
 
@@ -59,7 +60,7 @@ class Validation:
 
 def validate(
     plan: Plan,
-    choose: Callable[[], Sequence[LoaderConfig]],
+    choose: Callable[[Sequence[LoaderConfig]], Sequence[LoaderConfig]],
     run_trial: RunTrial,
     progress: ProgressListener,
     monitor: NoiseMonitor | None = None,
@@ -68,13 +69,14 @@ def validate(
 ) -> Validation:
     """Measure the baseline and the configurations that `choose` returns in alternating runs, until the result is clear.
 
+    `choose` is called again with those that failed, if all did but the baseline.
     `has_time` returns whether there is time for this many more measurements; the baseline and the first candidate are
     measured once in any case. What the search expects, `surrogate`, counts in comparisons of candidates.
     """
     baseline, candidates, measured = CandidateRuns(plan.baseline), list[CandidateRuns](), tuple[CandidateRuns, ...]()
     runs, is_whole, interrupted_by = 0, True, None
     try:
-        candidates = [CandidateRuns(config) for config in choose() if config != plan.baseline]
+        candidates = [CandidateRuns(config) for config in choose(()) if config != plan.baseline]
         measured, active = (baseline, *candidates), [baseline, *candidates]
         while active and is_whole and (not runs or has_time(len(active))):
             if monitor is not None:
@@ -88,6 +90,10 @@ def validate(
                     pass  # a failed run is repeated
             runs += is_whole or not runs
             candidates, active = _plan_next_run(plan, runs, baseline, candidates, Comparison(measured[1:], surrogate))
+            if not candidates and baseline.rate and 1 < len(measured) <= MAX_FAILED:  # others may work
+                chosen = choose([one.config for one in measured if one.is_out])
+                candidates = [CandidateRuns(one) for one in chosen if one not in {known.config for known in measured}]
+                measured, active = (*measured, *candidates), [*active, *candidates]
     except tuple(INTERRUPTIONS) as error:
         interrupted_by = error
     noise = () if monitor is None else tuple(monitor.describe([one.rates for one in measured]))
@@ -118,7 +124,7 @@ def _plan_next_run(
     may_rest = baseline.rate > 0 and len(baseline.rates) == 1 and best.rate > FAR_AHEAD_SPEEDUP * baseline.rate
     is_far_behind = may_rest and baseline.is_precise and comparison.is_faster(best, baseline)
     active = list[CandidateRuns]()
-    if runs < MIN_RUNS:
+    if len(best.rates) < MIN_RUNS:
         active = candidates if is_far_behind else [baseline, *candidates]
     elif runs < MAX_RUNS and not is_far_behind and _is_open(best, baseline, comparison.speedup, MIN_SPEEDUP, MAX_RUNS):
         active = [baseline, best]

@@ -57,13 +57,22 @@ def select(*rates: tuple[LoaderConfig, float], **options: Any) -> list[LoaderCon
     return select_from([make_record(config, rate) for config, rate in rates], **options)
 
 
-def select_from(records: Sequence[TrialRecord], plan: Plan = PLAN, **options: Any) -> list[LoaderConfig]:
+def select_from(
+    records: Sequence[TrialRecord], plan: Plan = PLAN, failed: Sequence[LoaderConfig] = (), **options: Any
+) -> list[LoaderConfig]:
     measured = {one.config: one.samples_per_second for one in records}
     rates = measured | options.pop("expected", {})
     surrogate: dict[str, Any] = {"predict": lambda configs: [rates[one] for one in configs]}
     surrogate["predict_speedups"] = options.pop("predict_speedups", expect_gain(2.0))
     allowed: dict[str, Any] = {"is_allowed": lambda config: True, **options}
-    return select_candidates(plan, records, Mock(TrialModel, surrogate=Mock(Surrogate, **surrogate), **allowed))
+    model = Mock(TrialModel, surrogate=Mock(Surrogate, **surrogate), **allowed)
+    return select_candidates(plan, records, model, failed)
+
+
+def test_those_that_failed_in_the_validation_are_not_selected() -> None:
+    records = [make_record(make_config(workers), 100.0 * workers) for workers in (1, 4, 8)]
+    assert make_config(8) in select_from(records)
+    assert make_config(8) not in select_from(records, failed=[make_config(8)])
 
 
 def test_the_best_and_the_one_with_the_fewest_workers_near_it_are_selected() -> None:

@@ -141,7 +141,7 @@ def validate_with(
         return len(asked) + count <= measurements
 
     candidates = configs or (FEW, MANY)
-    return validate(PLAN, lambda: candidates, run_trial, ProgressListener(), monitor, has_time), asked
+    return validate(PLAN, lambda failed: candidates, run_trial, ProgressListener(), monitor, has_time), asked
 
 
 def steady(config: LoaderConfig, number: int) -> float:
@@ -257,13 +257,30 @@ def test_the_fastest_with_unchanged_training_is_measured_as_often_whatever_its_w
     assert {one.config: len(one.rates) for one in found.candidates} == {same: MIN_RUNS, odd: MIN_RUNS}
 
 
+def test_others_are_measured_if_the_fastest_all_fail() -> None:
+    few, many = make_config(2), make_config(8)
+    choices = {(): [many], (many,): [few, many, PLAN.baseline]}
+
+    def run_trial(request: TrialRequest) -> TrialResult:
+        rate = None if request.config == many else steady(request.config, 0)
+        return make_result(request.config, rate, "completed" if rate else "crashed")
+
+    found = validate(PLAN, lambda failed: choices[tuple(failed)], run_trial, ProgressListener())
+    assert [one.config for one in found.measured] == [PLAN.baseline, many, few]
+    assert [(one.config, len(one.rates)) for one in found.candidates] == [(few, MIN_RUNS)]
+
+
 def test_each_step_down_to_unchanged_training_is_measured() -> None:
     plan = make_test_plan(fixed={})
     same, large = make_config(4), make_config(4, batch_size=256)
     both = make_config(4, batch_size=256, in_order=False)
     rates = {plan.baseline: 100.0, same: 900.0, large: 960.0, both: 1000.0}
     choices = [same, large, both]
-    found = validate(plan, lambda: choices, lambda one: make_result(one.config, rates[one.config]), ProgressListener())
+
+    def run_trial(request: TrialRequest) -> TrialResult:
+        return make_result(request.config, rates[request.config])
+
+    found = validate(plan, lambda failed: choices, run_trial, ProgressListener())
     assert [one.config for one in found.candidates] == choices
 
 
@@ -313,7 +330,7 @@ def test_a_baseline_that_is_far_behind_is_measured_again_if_its_run_had_a_few_sl
         is_slow = request.config == PLAN.baseline
         return measure_slowly(request.config, 8) if is_slow else make_result(request.config, 100.0)
 
-    validate(PLAN, lambda: [FEW, MANY], run_trial, ProgressListener())
+    validate(PLAN, lambda failed: [FEW, MANY], run_trial, ProgressListener())
     assert asked.count(PLAN.baseline) == 2
 
 
