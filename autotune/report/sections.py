@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from autotune.config import Interval
 from autotune.profiles.export import translate
+from autotune.profiles.loaders import WITHOUT_WORKERS
 from autotune.profiles.schema import TunedProfile
 from autotune.settings import RANGES, SETTINGS, describe_config
 from autotune.units import format_bytes, format_count, format_rate, format_seconds
@@ -199,6 +200,11 @@ def plain_code(profile: TunedProfile) -> str:
     if workload.loader_class is None and not workload.gives_loader:  # one of the user's may have other defaults
         off = {name for name, setting in SETTINGS.items() if not setting.is_range}
         kwargs = {name: v for name, v in kwargs.items() if name not in off or v != SETTINGS[name].default}
+    base, workers = profile.result.baseline, config.dataloader.num_workers
+    if workload.gives_loader and base is not None and base.config.dataloader.num_workers > workers == 0:
+        given, usual = base.config.by_name(), {name: setting.default for name, setting in SETTINGS.items()}
+        none = WITHOUT_WORKERS | {"multiprocessing_context": None}  # else DataLoader rejects what the user gives
+        kwargs |= {name: value for name, value in none.items() if given[name] != usual.get(name)}
     changed = ((setting, setting.read(config)) for setting in SETTINGS.values())
     lines = [one.setup.format(value=value) for one, value in changed if one.setup and value != one.default]
     lines += ["import autotune"] if config.process.device_prefetch else []

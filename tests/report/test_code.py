@@ -12,7 +12,7 @@ from autotune.config import LoaderConfig, ProcessSettings
 from autotune.profiles.schema import TunedProfile
 from autotune.report.sections import load_code, plain_code
 from autotune.settings import SETTINGS, config_from_values, setting_values
-from tests.builders import make_config, make_hardware, make_profile
+from tests.builders import make_config, make_hardware, make_profile, make_profile_result
 
 
 class Stream(IterableDataset[int]):
@@ -95,6 +95,24 @@ def test_a_loader_of_the_users_own_is_called_by_its_name(loader: str, plain: str
     assert "pin_memory" not in plain_code(profile)
     assert "persistent_workers=False" in plain_code(profile)  # its own default may be another one
     assert loaded in load_code(profile, "dltune.json")
+
+
+def test_plain_code_without_workers_sets_what_the_users_loader_has_for_its_workers() -> None:
+    baseline = make_profile_result().baseline
+    assert baseline is not None
+    process = ProcessSettings(multiprocessing_context="spawn")
+    own = make_config(2, 4, process=process, persistent_workers=True, in_order=False)
+    profile = make_workload_profile(gives_loader=True)
+    result = make_profile_result(baseline=baseline.model_copy(update={"config": own}))
+    code = plain_code(profile.model_copy(update={"result": result})).replace("...", "given, own")
+    given: dict[str, Any] = {"prefetch_factor": 4, "multiprocessing_context": "spawn", "persistent_workers": True}
+    names: dict[str, Any] = {
+        "DataLoader": lambda dataset, own, **settings: DataLoader(dataset, **own | settings),
+        "given": list(range(10)),
+        "own": given | {"in_order": False, "num_workers": 2},
+    }
+    exec(code, names)
+    assert next(iter(names["loader"])).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("split", "choice"), [("train", "['train']"), ("0", "[0]")])
