@@ -2,7 +2,7 @@
 
     python -m benchmarks.autopilot [--parts start choice keep overhead] [--only NAME ...] [--results FILE]
 
-start: the tutorial workload from 0, 2, 12 and 24 workers, against the best number of a grid.
+start: the tutorial workload from 0, 2, 12 and 24 workers, against the best number of a grid, measured again.
 choice: workloads from 2 workers, against dltune's choice in trials (from the results of `benchmarks.suite`).
 keep: workloads from that choice, against the same loader without the autopilot.
 overhead: seconds that the settled autopilot adds to a batch.
@@ -36,7 +36,8 @@ PARTS: Final = ("start", "choice", "keep", "overhead")
 STARTS: Final = (0, 2, 12, 24)
 GRID: Final = (0, 2, 8, 12, 14, 16, 20, 24)
 LATE: Final = 0.6  # the last 40% of a run
-WARM_UP: Final = 0.1  # of a plain run
+WARM_UP: Final = 0.1  # of a short plain run
+COMPARED: Final = {"start": (LATE, LATE), "choice": (LATE, WARM_UP), "keep": (0.0, 0.0)}  # what a rate leaves out
 LONG_WAIT: Final = 1.5  # times the longest of the waits before
 START_SECONDS: Final = 90.0
 CHOICE_SECONDS: Final = 60.0
@@ -63,8 +64,8 @@ class Case(FrozenModel):
         settled_batches: Batches until then.
         rate: Batches per second: of the last 40% (of the whole run in the part `keep`), of each run.
         whole_rate: Batches per second of the first minute.
-        plain_rate: Of each run of the plain loader with the best settings, without its first 10% (the whole run in the
-            part `keep`).
+        plain_rate: Of each run of the plain loader with the best settings: of the same part of the run, or without its
+            first 10% in the part `choice`.
         default_rate: Of the plain loader without workers; None if it was not measured.
         longest_waits: After each change, the longest of 40 waits over the longest of the 40 before, forks not counted.
         plain_longest_waits: The same after every 40 batches of the plain loader.
@@ -106,12 +107,16 @@ def measure_start(offline: dict[str, WorkloadResult]) -> list[Case]:
     rates = {workers: statistics.median(one.rate(WARM_UP) for one in runs) for workers, runs in grid.items()}
     best = max(rates, key=lambda workers: rates[workers])
     say(f"{name}: grid " + ", ".join(f"{workers}: {rate:.1f}" for workers, rate in rates.items()))
-    cases = []
-    for start in STARTS:
-        job = OnlineJob(workload=name, workers=start, is_tuned=True, seconds=START_SECONDS, epoch_batches=batches)
-        case = make_case("start", name, start, [train_online(job)], grid[best])
-        cases.append(show(case.model_copy(update={"default_rate": rates[0]})))
-    return cases
+
+    def train(workers: int, *, is_tuned: bool) -> OnlineRun:
+        job = OnlineJob(workload=name, workers=workers, is_tuned=is_tuned, seconds=START_SECONDS, epoch_batches=batches)
+        return train_online(job)
+
+    before = train(best, is_tuned=False)  # the best of several noisy rates is too high
+    runs = {start: train(start, is_tuned=True) for start in STARTS}
+    plain = [before, train(best, is_tuned=False)]
+    cases = [make_case("start", name, start, [run], plain) for start, run in runs.items()]
+    return [show(case.model_copy(update={"default_rate": rates[0]})) for case in cases]
 
 
 def measure_choice(offline: dict[str, WorkloadResult], name: str) -> Case:
@@ -131,7 +136,7 @@ def measure_keep(offline: dict[str, WorkloadResult], name: str) -> Case:
     tuned = plain.model_copy(update={"is_tuned": True})
     runs = [train_online(job) for number in range(ROUNDS) for job in ((plain, tuned), (tuned, plain))[number % 2]]
     are_tuned, are_plain = ([one for one in runs if one.is_tuned is wanted] for wanted in (True, False))
-    return show(make_case("keep", name, plain.workers, are_tuned, are_plain, is_whole=True))
+    return show(make_case("keep", name, plain.workers, are_tuned, are_plain))
 
 
 def offline_rate(found: WorkloadResult) -> float:
@@ -152,11 +157,9 @@ def make_plain(found: WorkloadResult, epoch_batches: int, seconds: float) -> Onl
     )
 
 
-def make_case(
-    part: str, name: str, start: int, runs: list[OnlineRun], plain: list[OnlineRun], *, is_whole: bool = False
-) -> Case:
-    """Sum up the runs of a comparison of late rates, or of whole runs."""
-    run, late, warm_up = runs[0], 0.0 if is_whole else LATE, 0.0 if is_whole else WARM_UP
+def make_case(part: str, name: str, start: int, runs: list[OnlineRun], plain: list[OnlineRun]) -> Case:
+    """Sum up the runs of a comparison."""
+    run, (late, warm_up) = runs[0], COMPARED[part]
     return Case(
         part=part,
         workload=name,

@@ -133,10 +133,11 @@ def import_attribute(text: str, folder: Path = Path()) -> Any:
     except AttributeError:
         names = [name for name, one in vars(module).items() if not isinstance(one, ModuleType)]
         close = difflib.get_close_matches(attribute, names)
-        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        hint = "Define it at the top level of the module, not under `if __name__ == '__main__'`."
+        hint = f"Did you mean {' or '.join(close)}?" if close else hint
         origin = getattr(module, "__file__", None) or "a namespace package"
         problem = f"{place} was imported from {origin} but has no {attribute!r}"
-        raise UsageError(f"{text}: {problem}.{hint}") from None
+        raise UsageError(f"{text}: {problem}. {hint}") from None
 
 
 def import_script(path: Path) -> ModuleType:

@@ -68,6 +68,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("text", "words"),
     [
         ("dltune_shapes:Shape.corners", r"imported from .*dltune_shapes\.py but has no 'Shape\.corners'"),
+        ("dltune_shapes:made_by_main", "has no 'made_by_main'. Define it at the top level of the module"),
         ("dltune_shapes:Shap", r"has no 'Shap'\. Did you mean Shape\?"),
         ("dltune_folder:make", "imported from a namespace package but has no"),
         ("dltune_no_such_module:make", "No module named 'dltune_no_such_module'"),
