@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -131,7 +133,10 @@ def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> MeasuredLoad
     """Build the loader of a configuration and set its sharing strategy; workers start with the first epoch."""
     parts, settings, workers = workload.parts, config.loader_kwargs(), config.dataloader.num_workers
     set_sharing_strategy(config.process.sharing_strategy)
-    are_forked = is_forking(config.process.multiprocessing_context)
+    method = config.process.multiprocessing_context or read_start_method_in_force()
+    if workers and method == "forkserver":
+        start_fork_server()
+    are_forked = method == "fork"
     init = make_worker_init(config.process, parts.worker_init_fn, are_forked=are_forked)
     init = init if are_forked else partial(set_up_worker, init)
     if workers and (workload.own is None or init is not parts.worker_init_fn):
@@ -145,6 +150,14 @@ def build_loader(workload: LoadedWorkload, config: LoaderConfig) -> MeasuredLoad
         if parts.sampler is None and not isinstance(parts.dataset, IterableDataset):
             settings["shuffle"] = parts.shuffle is not False
     return StoppableDataLoader(parts.dataset, **settings)
+
+
+@cache
+def start_fork_server() -> None:
+    """Start the process that forks workers, and wait until it has imported its modules: training does this once."""
+    first = multiprocessing.get_context("forkserver").Process(target=gc.collect)  # any function
+    first.start()
+    first.join()
 
 
 def is_forking(start_method: str | None) -> bool:

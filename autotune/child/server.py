@@ -25,6 +25,7 @@ from autotune.child.errors import format_error, make_printable, name_error
 from autotune.protocol import messages
 from autotune.protocol.messages import Channel, ChannelClosedError
 from autotune.protocol.workload_profile import WorkloadProfile
+from autotune.request import split_import_string
 from autotune.system.allocator import set_thresholds
 from autotune.system.procfs import TRIAL_VARIABLE
 
@@ -117,6 +118,10 @@ class TrialServer:
             self._workload.sample_counts.samples = counted
             self._workload.sample_counts.reads_worker_info = known.reads_worker_info
             self._workload.sample_counts.are_duplicated = known.workers_duplicate_data
+        if sys.version_info >= (3, 14):  # its fork server imports the main script, and with it what that imports
+            names = (split_import_string(one) for one in (request.dataset, request.step or ""))
+            modules = [Path(name[0]).stem if name[0].endswith(".py") else name[0] for name in names if name]
+            multiprocessing.set_forkserver_preload(["autotune.child.loader", *modules])
         self._stage = "step"
         self._show(f"making the step ({request.describe_step()})")
         step = make_step(request, self._device, folder)

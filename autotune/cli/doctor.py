@@ -36,7 +36,7 @@ LARGER_SHM: Final = (
 )
 LARGER_MEMORY: Final = "request more: docker run --memory=8g, Kubernetes resources.limits.memory: 8Gi, Slurm --mem=8G"
 SLOW_WORKERS: Final = (
-    "each worker imports your modules and unpickles the dataset, collate_fn and worker_init_fn: use "
+    "each worker unpickles the dataset, collate_fn and worker_init_fn, and may import your modules: use "
     "persistent_workers=True, or multiprocessing_context='fork' if none of your threads holds a lock"
 )
 

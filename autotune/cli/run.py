@@ -18,7 +18,7 @@ from autotune.cli.options import epilog, option
         option("-o --output FILE", "File for the result.", "dltune.json"),
         option(
             "--max-workers N",
-            "Maximum of num_workers. Default: 64, or 2 per CPU if that is more or workers are not forked.",
+            "Maximum of num_workers. Default: 64, or 2 per CPU if that is more or workers import the script again.",
         ),
         option("--max-memory SIZE", "Host memory for added workers: a percentage of what is free, or a size.", "80%"),
         option("-q --quiet", "Print nothing but the output of the script."),

@@ -113,10 +113,7 @@ class Autopilot:
     def __init__(self, loader: DataLoader[Any], options: Options) -> None:
         self.options, self._processes, self.process = options, read_local_world_size(), os.getpid()
         self._limits = limits = WorkerLimits(
-            options.max_memory,
-            options.max_workers,
-            self._processes,
-            are_forked=find_start_method(loader) == "fork",
+            options.max_memory, options.max_workers, self._processes, find_start_method(loader)
         )
         own = read_settings(loader)
         self.facts = read_facts(loader, self._processes)

@@ -14,6 +14,7 @@ from autotune.profiles.load import MAX_FILES_PER_WORKER, RESERVED_FILES
 from autotune.profiles.schema import MAX_SEARCHED_WORKERS
 from autotune.system.machine import AvailableMemory, count_whole_cpus, read_machine, read_nofile_limit, read_shm
 from autotune.system.procfs import PROC, list_folder, list_used_segments, read_smaps
+from autotune.system.software import inherits_imports
 from autotune.units import format_bytes, parse_budget
 
 WORKER_BYTES: Final = 48 * 2**20  # of a worker whose memory is not known yet: torch 2.13 has 15 to 25 MiB when idle
@@ -31,20 +32,25 @@ class WorkerLimits:
         max_memory: Host memory for workers: a share of what is available, such as `80%`, or a size.
         max_workers: The most workers in any case.
         processes: Training processes on this host, which share it.
-        are_forked: Whether workers are forked; others import torch and the script again, which keeps a CPU busy.
+        start_method: Of workers; some import torch and the script again, which keeps a CPU busy.
     """
 
     def __init__(
-        self, max_memory: str = "80%", max_workers: int | None = None, processes: int = 1, *, are_forked: bool = True
+        self, max_memory: str = "80%", max_workers: int | None = None, processes: int = 1, start_method: str = "fork"
     ) -> None:
         machine = read_machine()
         self.cpus = min(machine.usable_cpus, machine.of_host(processes).per_rank(processes).usable_cpus)
         self._max_memory, self._processes = max_memory, processes
-        usual = max(MAX_SEARCHED_WORKERS, int(2 * self.cpus)) if are_forked else 2 * count_whole_cpus(self.cpus)
+        usual = (
+            max(MAX_SEARCHED_WORKERS, int(2 * self.cpus))
+            if inherits_imports(start_method)
+            else 2 * count_whole_cpus(self.cpus)
+        )
         self._most = usual if max_workers is None else max_workers
         self._memory = AvailableMemory()
         self._batch_bytes = self._batch_tensors = self._typical_bytes = 0
-        self._worker_bytes = WORKER_BYTES if are_forked else max(WORKER_BYTES, read_smaps("self")["Anonymous"])
+        copied = 0 if start_method == "fork" else read_smaps("self")["Anonymous"]  # at most, with the dataset
+        self._worker_bytes = max(WORKER_BYTES, copied)
         self.shared = SharedState()
 
     def measure_batch(self, batch: Any) -> None:

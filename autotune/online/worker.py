@@ -142,8 +142,10 @@ def describe_error(error: BaseException) -> str:
         lines = str(error).strip().splitlines() or [""]
     except Exception:  # of the user's class
         lines = [""]
+    starts = [number for number, line in enumerate(lines) if line.endswith("Traceback (most recent call last):")]
+    own = next((line for line in lines[starts[-1] + 1 :] if not line.startswith(" ")), "") if starts else ""  # no note
     if lines[-1] == UNSENT:
-        return f"a worker could not send a batch ({lines[-2]})"
-    if lines[0].startswith("Caught "):
-        return lines[-1]
+        return f"a worker could not send a batch ({own})"
+    if lines[0].startswith("Caught ") and own:
+        return own
     return f"{type(error).__name__}: {lines[0]}".removesuffix(": ")

@@ -91,6 +91,12 @@ def read_start_method_in_force() -> StartMethod:
     return cast("StartMethod", chosen)
 
 
+def inherits_imports(start_method: str) -> bool:
+    """Return whether workers need not import what the main script has: Python 3.14's fork server has imported it."""
+    is_script = getattr(sys.modules["__main__"], "__spec__", None) is None  # else the server does not find it
+    return start_method == "fork" or (start_method == "forkserver" and sys.version_info >= (3, 14) and is_script)
+
+
 def read_local_world_size(environ: Mapping[str, str] = os.environ) -> int:
     """Return the number of training processes on this host, as torchrun, mpirun, deepspeed or srun sets it; else 1.
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data._utils import signal_handling
 
@@ -26,7 +27,7 @@ from autotune.online.attach import autopilot, explain_refusal
 from autotune.online.epoch import Epoch
 from autotune.online.group import WorkerSettings, defer_signals, start_quietly, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
-from autotune.online.worker import WorkerCounters, start_worker
+from autotune.online.worker import WorkerCounters, describe_error, start_worker
 from autotune.profiles.load import RESERVED_FILES
 from tests.online.test_epoch import (
     indices_of,
@@ -174,6 +175,20 @@ class Locked(Failing):
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
         with self.lock:
             return super().__getitem__(index)
+
+
+def test_the_notes_of_a_workers_error_are_not_taken_for_it() -> None:
+    def fail() -> None:
+        error = KeyError("label")
+        error.add_note("in the third shard")
+        raise error
+
+    with pytest.raises(KeyError) as raised:
+        fail()
+    sent = ExceptionWrapper((raised.type, raised.value, raised.tb), "in DataLoader worker process 0")
+    with pytest.raises(KeyError) as received:
+        sent.reraise()
+    assert describe_error(received.value) == "KeyError: 'label'"
 
 
 def test_workers_that_are_forked_while_a_thread_holds_a_lock_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,13 +24,13 @@ def without_workers() -> None:
 
 
 def test_workers_that_import_everything_again_are_few() -> None:
-    limits = WorkerLimits(are_forked=False)
+    limits = WorkerLimits(start_method="spawn")
     assert limits.most_workers(2, 0) == 2 * math.ceil(limits.cpus)
 
 
 def test_a_worker_that_is_not_forked_is_taken_to_have_a_copy_of_the_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.online.limits.read_smaps", lambda _: {"Anonymous": 2**30})
-    assert WorkerLimits(max_memory="2100MiB", max_workers=8, are_forked=False).most_workers(2, 0) == 2
+    assert WorkerLimits(max_memory="2100MiB", max_workers=8, start_method="spawn").most_workers(2, 0) == 2
     assert WorkerLimits(max_memory="2100MiB", max_workers=8).most_workers(2, 0) == 8
 
 

@@ -13,6 +13,7 @@ import torch
 import autotune
 from autotune.system.software import (
     TorchVersion,
+    inherits_imports,
     is_library,
     list_libraries,
     read_local_rank,
@@ -36,6 +37,25 @@ def test_the_version_file_of_torch_is_read_and_never_run(
     tmp_path: Path, text: str, version: TorchVersion | None
 ) -> None:
     assert read_torch(write_files(tmp_path, {"version.py": text})) == version
+
+
+@pytest.mark.parametrize(
+    ("method", "version", "is_module", "expected"),
+    [
+        ("fork", (3, 11), False, True),
+        ("fork", (3, 14), True, True),
+        ("spawn", (3, 14), False, False),
+        ("forkserver", (3, 14), False, True),
+        ("forkserver", (3, 14), True, False),
+        ("forkserver", (3, 13), False, False),
+    ],
+)
+def test_the_fork_server_of_python_3_14_has_imported_a_main_script_but_no_main_module(
+    method: str, version: tuple[int, int], is_module: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "version_info", version)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", pytest.__spec__ if is_module else None)
+    assert inherits_imports(method) is expected
 
 
 def test_versions_and_start_method_are_read_without_importing_torch_or_fixing_the_method() -> None:
