@@ -16,6 +16,7 @@ import sqlite3
 import subprocess
 import tempfile
 import time
+import typing
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -719,9 +720,9 @@ def test_generators_of_the_training_and_of_the_system_are_no_reason() -> None:
 
 
 def test_the_methods_of_a_class_are_read_once_however_many_objects_it_has() -> None:
-    samples = [{"image": torch.ones(3), "label": torch.ones(1)} for _ in range(1000)]
+    samples = [{"image": Reading(int), "label": Reading(abs)} for _ in range(1000)]
     with mock.patch.object(dis, "get_instructions", return_value=()) as read:
-        assert sum(type(one) is torch.Tensor for one in list_objects(samples)) == 2000
+        assert sum(type(one) is Reading for one in list_objects(samples)) == 2000
     assert 0 < read.call_count < 1000
 
 
@@ -833,3 +834,14 @@ def test_no_worker_is_added_between_short_epochs(tmp_path: Path) -> None:
                 break
     assert "share the position" in loader.autopilot_state.controller.failure
     assert loader.autopilot_state.controller.settings.workers == 0
+
+
+def test_a_cache_of_a_class_of_python_or_torch_is_none_of_the_dataset() -> None:
+    loader: Any = autopilot(DataLoader(Reading(int), 8), None)
+    for clear in typing._cleanups:  # type: ignore[attr-defined]  # full caches do not grow
+        clear()
+    for number, _ in enumerate(loader):
+        assert Dataset[type(f"Kind{number}", (), {})]  # `Generic` keeps it
+        if loader.autopilot_state.controller.has_converged:
+            break
+    assert loader.autopilot_state.controller.failure == ""
