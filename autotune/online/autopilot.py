@@ -15,7 +15,6 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import distributed
 
 from autotune.errors import UsageError
 from autotune.online.controller import MIN_WAIT_SHARE, Controller
@@ -24,7 +23,7 @@ from autotune.online.epoch import Epoch, EpochIterator
 from autotune.online.group import WorkerGroup, WorkerSettings, find_start_method, wait_for_ending_workers
 from autotune.online.limits import WorkerLimits
 from autotune.online.result import find_start, read_facts, read_settings, remove_result, save_result
-from autotune.online.shared_state import WATCHED_LOADS
+from autotune.online.shared_state import WATCHED_LOADS, is_distributed
 from autotune.online.windows import Window, Windows
 from autotune.online.worker import WorkerCounters
 from autotune.system.software import read_local_rank, read_local_world_size
@@ -136,7 +135,7 @@ class Autopilot:
             self._limit_workers,
             known,
             needs_workers=needs_workers,
-            is_distributed=_is_distributed(),
+            is_distributed=is_distributed(),
         )
         self._started = time.perf_counter()
         self._counters = WorkerCounters()
@@ -272,7 +271,11 @@ class Autopilot:
             else:
                 _end_all(self._kept)
             return
-        controller.add(window)
+        if self._windows.needs_correction and not controller.failure:
+            controller.correct(window)
+            self._has_reported &= controller.settings == before
+        else:
+            controller.add(window)
         if last is not None and controller.drifts > drifts:
             self._drift = f"waits grew from {last.wait_share:.0%} to {window.wait_share:.0%} of the time; "
             self._has_reported = False
@@ -346,7 +349,7 @@ class Autopilot:
         persists = self.facts.persistent_workers or self._is_remade or not self._windows.are_epochs
         if persists or now is None or costs is None or not workers:
             return 0.0
-        return 1.0 - now.rate / costs.predict(workers, controller.cpus)
+        return 1.0 - controller.rate(now) / costs.predict(workers, controller.cpus)
 
     def describe(self) -> str:
         """Describe in a sentence what it stays with, and why."""
@@ -380,10 +383,6 @@ class Autopilot:
             prefetch = "" if one.prefetch == own.prefetch else f" and prefetch_factor={one.prefetch}"
             rates += [f"{format_rate(found.rate)} with {one.workers}{prefetch}"] if one != own else []
         return f" ({', '.join(rates)})" if rates else ""
-
-
-def _is_distributed() -> bool:
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _end_all(groups: list[WorkerGroup]) -> None:

@@ -99,7 +99,7 @@ class Controller:
         self.known, self._needs_workers, self._is_distributed = known, needs_workers, is_distributed
         self.windows: dict[WorkerSettings, Window] = {}
         self.costs: BatchCosts | None = None
-        self.has_converged = False
+        self.has_converged = self.is_corrected = False  # and by a window of whole epochs since
         self.failure = ""
         self.watched: Window | None = None  # the last one since it has converged
         self._low_windows, self.drifts = 0, 0
@@ -117,7 +117,7 @@ class Controller:
         costs, last = self.costs, next(reversed(self.windows.values()), None)
         if last is not None and last.busy_cpus > PREFETCH_CPU_SHARE * self.cpus:
             costs = replace(costs, waiting=0.0)  # for CPUs, not for a disk or a network
-        best = max(map(self._rate, self.windows.values()), default=math.inf)  # faster, as an earlier run found
+        best = max(map(self.rate, self.windows.values()), default=math.inf)  # faster, as an earlier run found
         rate = min(best, costs.predict(self.own.workers, self.cpus))
         return Window(batches=rate, seconds=1.0, wait_seconds=1.0 - rate * costs.step)
 
@@ -159,7 +159,8 @@ class Controller:
 
     def limit(self, settings: WorkerSettings) -> None:
         """Load with fewer workers, as the limits ask for, and search again among those."""
-        self.settings, self.known, self.watched, self.has_converged = settings, None, None, False
+        self.settings, self.known, self.watched = settings, None, None
+        self.has_converged = self.is_corrected = False
         allowed = [one for one in self.windows if one.workers <= settings.workers and one.prefetch <= settings.prefetch]
         self.windows = {one: found for one, found in self.windows.items() if one in (self.own, *allowed)}
 
@@ -170,22 +171,22 @@ class Controller:
 
     def correct(self, window: Window) -> None:
         """Replace the window in which it converged by one of whole epochs, which has the starts of workers, too."""
-        self.windows[self.settings] = window
+        self.windows[self.settings], self.is_corrected = window, True
         own = None if self.own.workers else self.windows.get(self.own)  # that of the user's workers has no starts
-        if own is not None and self._rate(own) > self._rate(window):
+        if own is not None and self.rate(own) > self.rate(window):
             self.settings = self.own
 
     def _find_step(self) -> float:
         """Return the seconds of the shortest steps: the others wait for another process, too."""
         return min(one.step_seconds for one in self.windows.values())
 
-    def _rate(self, window: Window) -> float:
+    def rate(self, window: Window) -> float:
         """Return the batches per second that this process would reach if no other one delayed its steps."""
         return 1.0 / (self._find_step() + window.wait_seconds / window.batches) if self._is_distributed else window.rate
 
     def _choose(self) -> WorkerSettings:
         """Return the user's settings, or else the fewest workers, that are about as fast as the best."""
-        rates = {one: self._rate(found) for one, found in self.windows.items()}
+        rates = {one: self.rate(found) for one, found in self.windows.items()}
         best = max(rates.values())
         if rates.get(self.own, 0.0) >= OWN_RATIO * best:
             return self.own
@@ -223,7 +224,7 @@ class Controller:
         are_enough = basis != self.own and costs.predict(fewer, cpus) > FEWER_RATIO * costs.predict(workers, cpus)
         if fewer > less and (are_crowded or are_enough):
             tries.append(WorkerSettings(fewer, prefetch))
-        if not self._needs_workers and self._predict_none(max(map(self._rate, self.windows.values()))):
+        if not self._needs_workers and self._predict_none(max(map(self.rate, self.windows.values()))):
             tries.append(WorkerSettings(0, self.own.prefetch))
         return tries
 
@@ -231,7 +232,7 @@ class Controller:
     def untried_rate(self) -> float:
         """Batches per second that are predicted without workers, if that is faster and cannot be tried; else 0."""
         now = self.final_window
-        return self._predict_none(self._rate(now)) if self._needs_workers and now is not None else 0.0
+        return self._predict_none(self.rate(now)) if self._needs_workers and now is not None else 0.0
 
     def _predict_none(self, rate: float) -> float:
         """Predict batches per second without workers; 0 if that is not faster, or the user's workers do much."""
@@ -249,7 +250,7 @@ class Controller:
         )
         self._low_windows, self.watched = self._low_windows + 1 if is_low else 0, window
         if self._low_windows == 2 and self.drifts < MAX_DRIFTS:
-            self.windows, self.has_converged, self.watched = {}, False, None
+            self.windows, self.has_converged, self.is_corrected, self.watched = {}, False, False, None
             self._low_windows, self.drifts = 0, self.drifts + 1
             self.add(window)
 

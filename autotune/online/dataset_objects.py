@@ -155,13 +155,15 @@ def is_generator(one: Any) -> bool:
     """Return whether an object is a random generator of Python, numpy or torch, other than those that torch seeds."""
     if not issubclass(type(one), _list_generator_types()) or issubclass(type(one), random.SystemRandom):
         return False
-    numpy = sys.modules.get("numpy.random")
     names = getattr(tempfile, "_name_sequence", None), getattr(SemLock, "_rand", None)  # each process makes its own
-    seeded = (
-        *(getattr(random, "_inst", None), *(getattr(each, "_rng", None) for each in names)),
-        *(torch.default_generator, numpy and numpy.mtrand._rand),
-    )
+    seeded = (*list_global_generators(), *(getattr(each, "_rng", None) for each in names))
     return not any(one is each for each in seeded)
+
+
+def list_global_generators() -> list[Any]:
+    """List the generators that functions of Python, torch and numpy use, which torch seeds in each worker."""
+    numpy = sys.modules.get("numpy.random")
+    return [getattr(random, "_inst", None), torch.default_generator, *([numpy.mtrand._rand] if numpy else ())]
 
 
 def list_generators() -> list[Any]:

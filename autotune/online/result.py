@@ -6,7 +6,7 @@ import itertools
 import operator
 import traceback
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -33,7 +33,7 @@ from autotune.profiles.schema import (
 )
 from autotune.profiles.store import read_profiles, save_profile, update_file
 from autotune.system.machine import Accelerator, Hardware, read_gpus, read_machine
-from autotune.system.software import is_library, read_local_rank, read_software
+from autotune.system.software import is_library, read_software
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -118,8 +118,6 @@ def read_settings(given: DataLoader[Any] | DataLoaderSettings) -> WorkerSettings
 
 def remove_result(path: Path, facts: LoaderFacts) -> None:
     """Remove what this run or an earlier one converged to: its workers have failed."""
-    if read_local_rank() > 0:
-        return
     hardware = read_hardware(facts.workload.nproc_per_node)
 
     def remove(stored: TunedFile) -> TunedFile:
@@ -157,12 +155,12 @@ def save_result(
     is_complete: bool = True,
     most: int = MAX_SEARCHED_WORKERS,
 ) -> None:
-    """Save what a training run converged to, or the best before its end; only the first process of the host does.
+    """Save what a training run converged to, or the best before its end; of several processes, the most workers stay.
 
     `most` are the workers that the limits allowed.
     """
     final = controller.final_window
-    if final is None or read_local_rank() > 0:
+    if final is None:
         return
     size, own = facts.batch_size or 1, controller.own_window
     config, machine = _configure(facts, controller.settings), read_machine()
@@ -200,9 +198,10 @@ def save_result(
         nofile=machine.nofile_limit,
         max_workers=most,
     )
+    hardware, now = read_hardware(facts.workload.nproc_per_node), datetime.now(UTC).replace(microsecond=0)
     profile = TunedProfile(
         config=config,
-        hardware=read_hardware(facts.workload.nproc_per_node),
+        hardware=hardware,
         software=read_software(),
         workload=facts.workload,
         result=result,
@@ -214,10 +213,16 @@ def save_result(
             stop_reason="measured in a training run",
             batch_samples=size,
         ),
-        created_at=datetime.now(UTC).replace(microsecond=0),
+        created_at=now,
         is_complete=is_complete,
     )
-    save_profile(path, profile, lock_seconds=LOCK_SECONDS)
+
+    def is_of_another(stored: TunedProfile) -> bool:
+        is_now = facts.workload.nproc_per_node > 1 and stored.created_at >= now - timedelta(seconds=seconds)
+        has_more = stored.dataloader.num_workers > controller.settings.workers
+        return is_now and has_more and _is_result(stored, facts, hardware)
+
+    save_profile(path, profile, lock_seconds=LOCK_SECONDS, is_better=is_of_another)
 
 
 def _read_batch_size(loader: DataLoader[Any]) -> int | None:

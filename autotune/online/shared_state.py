@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch import distributed
 
 from autotune.online.dataset_objects import (
     CONTAINERS,
@@ -19,6 +20,7 @@ from autotune.online.dataset_objects import (
     is_generator,
     is_running_thread,
     list_generators,
+    list_global_generators,
     list_objects,
     read_attributes,
     read_random_state,
@@ -50,6 +52,7 @@ class _Reading(NamedTuple):
     sent: dict[_File, int]  # bytes, by connection
     attributes: dict[str, Any]  # of the dataset
     random_states: list[Any]
+    global_states: list[Any]  # of the random generators of Python, torch and numpy
 
 
 class SharedState:
@@ -63,10 +66,11 @@ class SharedState:
         self._files: dict[_File, int] | None = read_file_positions()  # that are open before the first batch
         self._sizes: list[tuple[Any, int]] | None = None  # containers of the dataset, and their entries
         self._loads = 0  # so far, of which the first are watched closely
-        self._before = _Reading({}, {}, {}, [])  # a batch that loads
+        self._before = _Reading({}, {}, {}, [], [])  # a batch that loads
         self._read, self._opened = set[_File](), set[_File]()  # files that loading reads, and has opened
         self._generators, self._others = list[Any](), list[Any]()  # random ones of the dataset, and of the process
         self._draws = False  # whether loading draws from them
+        self._globals, self._draws_globals = list[Any](), False  # which processes of a training may keep alike
         self._dataset: weakref.ref[Any] | None = None  # whose containers and generators are noted
         self._used = Counter[str]()  # what loads used, and how many
         self._attributes: dict[str, Any] = {}  # after the last load
@@ -85,6 +89,7 @@ class SharedState:
                 self._sizes = [(one, count_entries(one)) for one in found if issubclass(type(one), CONTAINERS)]
                 self._generators = [one for one in found if is_generator(one)]
                 self._others = list_generators()
+            self._globals = list_global_generators() if is_distributed() else []
 
     def _forget(self, _: object) -> None:
         """Leave what a dataset referred to: it no longer exists."""
@@ -98,17 +103,19 @@ class SharedState:
             sent = read_tcp_bytes(SENT_BYTES)  # after a length that asks a server
             changed = _list_changed(self._attributes, attributes)
             self._used.update(f"not see that the training changes {one} of the dataset" for one in changed)
-        self._before = _Reading(self._read_positions(), sent, attributes, self._read_random_states())
+        self._before = _Reading(self._read_positions(), sent, attributes, *self._read_random_states())
 
     def end_sampling(self) -> None:
         """Note that what the load has drawn so far were the indices of the batch, not its samples."""
-        self._before = self._before._replace(random_states=self._read_random_states())
+        states, global_states = self._read_random_states()
+        self._before = self._before._replace(random_states=states, global_states=global_states)
 
     def end_load(self, loader: DataLoader[Any], batch: Any) -> None:
         """Note what loading a batch has used."""
-        positions, sent, attributes, states = self._before
-        now_states = self._read_random_states()
+        positions, sent, attributes, states, global_states = self._before
+        now_states, now_global_states = self._read_random_states()
         self._draws |= len(now_states) == len(states) and now_states != states  # else a dataset has ended meanwhile
+        self._draws_globals |= now_global_states != global_states
         self._read.update(file for file, at in self._read_positions().items() if positions.get(file, at) != at)
         if not self._loads and self._sizes is not None:  # what the first batch prepares is no cache
             self._sizes = [(one, count_entries(one)) for one, _ in self._sizes]
@@ -138,11 +145,12 @@ class SharedState:
             return any(not torch.equal(before[one][1], self._tensors[one][1]) for one in same)
         return False
 
-    def _read_random_states(self) -> list[Any]:
+    def _read_random_states(self) -> tuple[list[Any], ...]:
         """Read the states of generators; those that cannot be traced to the dataset, for the first batches only."""
-        watched = self._generators[:FEW_GENERATORS] if self._loads < WATCHED_DRAWS else []
+        is_watched = self._loads < WATCHED_DRAWS
+        watched = self._generators[:FEW_GENERATORS] if is_watched else []
         watched += self._others[:MANY_GENERATORS] if self._loads < WATCHED_LOADS else []
-        return [read_random_state(one) for one in watched]
+        return tuple([read_random_state(one) for one in some] for some in (watched, self._globals * is_watched))
 
     def _read_positions(self) -> dict[_File, int]:
         found = {}
@@ -167,6 +175,8 @@ class SharedState:
             return f"workers would share the dataset's connection; {CONNECT_LATER}{start}"
         if loader.num_workers:
             return _explain_open_file(objects)
+        if self._draws_globals:
+            return f"samples would draw random numbers in some ranks, and in workers of others; {START_WITH_ONE}"
         for used, loads in self._used.items():
             if loads > 1:  # the first use may connect, or prepare the dataset
                 return f"workers would {used}"
@@ -194,6 +204,11 @@ class SharedState:
                 advice = OPEN_LATER if file in known else "start with num_workers=1"
                 return f"workers would share the position of {file[1]}; {advice}"
         return ""
+
+
+def is_distributed() -> bool:
+    """Return whether this process trains together with others."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _explain_open_file(objects: list[Any]) -> str:

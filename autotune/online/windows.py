@@ -20,7 +20,8 @@ SHORT_WINDOW_SECONDS: Final = 0.5  # enough to see whether training waits withou
 POOR_RATIO: Final = 0.9  # of the best rate so far
 MAX_WINDOW_SECONDS: Final = 6.0  # for few, slow batches
 SHORT_EPOCH_SECONDS: Final = 3.0  # in which windows are whole epochs, if the workers are persistent; else:
-SHORT_STARTED_EPOCH_SECONDS: Final = 6.0  # starting the workers is part of their rate
+SHORT_STARTED_EPOCH_SECONDS: Final = 6.0  # starting the workers is part of their rate, as it is:
+START_RATIO: Final = 4.0  # times the time until the first batch, which is long if workers are not forked
 ROUNDS: Final = 3  # batches of each worker in a window
 WARM_UP_STEPS: Final = 3  # of an epoch, which may be slower
 WATCH_SECONDS: Final = 30.0  # a window after it has converged
@@ -81,7 +82,7 @@ class Windows:
 
     def __init__(self, counters: WorkerCounters, controller: Controller, *, persists: bool) -> None:
         self._counters, self._controller = counters, controller
-        self._short_seconds = SHORT_EPOCH_SECONDS if persists else SHORT_STARTED_EPOCH_SECONDS
+        self._persists, self._short_seconds = persists, SHORT_EPOCH_SECONDS if persists else SHORT_STARTED_EPOCH_SECONDS
         self._total = self._offset = Window()  # counts at the end of the epoch before; what to subtract in this one
         self._start: Window | None = None  # counts at the start of the window
         self._due = self._warm_up = 0  # batches of the epoch: until a change or a reading, and before a window
@@ -91,6 +92,12 @@ class Windows:
         self._steps_since, self._noted = MIN_STEPS_BETWEEN, -1  # since a long step or a pause; the last batch
         self._is_pause, self._pauses = False, 0  # before this batch; in the window
         self._do_pauses_recur: bool | None = None  # None until three are in a window, False if they no longer do
+
+    @property
+    def needs_correction(self) -> bool:
+        """Whether it has converged in a part of an epoch, though the start of its workers is a part of the rate."""
+        controller = self._controller
+        return self.are_epochs and not self._persists and controller.has_converged and not controller.is_corrected
 
     def begin_epoch(self) -> Window | None:
         """End the time between two epochs; return the window of whole epochs that is long enough now, if there is one.
@@ -207,7 +214,9 @@ class Windows:
 
     def _is_short(self, epoch: Epoch) -> bool:
         """Return whether the epoch so far is short, or has few batches after those that its workers began with."""
-        return epoch.returned_at - epoch.started_at < self._short_seconds or epoch.delivered < 2 * self._warm_up
+        start = 0.0 if self._persists else START_RATIO * (epoch.first_at - epoch.started_at)
+        is_short = epoch.returned_at - epoch.first_at < max(self._short_seconds, start)
+        return is_short or epoch.delivered < 2 * self._warm_up
 
     def _note_pause(self, epoch: Epoch) -> None:
         """Leave a pause out of the window, unless it is that of a GPU: then a window consists of whole periods.
@@ -242,7 +251,8 @@ class Windows:
         controller = self._controller
         best = max((one.rate for one in controller.windows.values()), default=0.0)
         is_clear = window.rate < POOR_RATIO * best if best else not controller.settings.workers
-        least = WATCH_SECONDS if controller.has_converged else SHORT_WINDOW_SECONDS if is_clear else WINDOW_SECONDS
+        is_watched = controller.has_converged and not self.needs_correction
+        least = WATCH_SECONDS if is_watched else SHORT_WINDOW_SECONDS if is_clear else WINDOW_SECONDS
         return window.seconds >= (least if self._has_rounds(window) else max(least, MAX_WINDOW_SECONDS))
 
     def _has_rounds(self, window: Window) -> bool:

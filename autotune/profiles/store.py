@@ -79,12 +79,22 @@ def _join(profiles: Iterable[TunedProfile]) -> TunedFile:
     return TunedFile(profiles=tuple(profile for same in kept.values() for profile in same))
 
 
-def save_profile(path: Path, *profiles: TunedProfile, lock_seconds: float = 30.0) -> None:
+def save_profile(
+    path: Path,
+    *profiles: TunedProfile,
+    lock_seconds: float = 30.0,
+    is_better: Callable[[TunedProfile], bool] = lambda stored: False,
+) -> None:
     """Save profiles in a tuned file, in place of those with the same id, and keep the others; raises as `update_file`.
 
-    A profile that is not validated is saved next to the validated one with its id, which stays in use.
+    A profile that is not validated is saved next to the validated one with its id, which stays in use. If a stored one
+    `is_better`, nothing changes.
     """
-    update_file(path, lambda stored: _join((*stored.profiles, *profiles)), lock_seconds)
+
+    def add(stored: TunedFile) -> TunedFile:
+        return stored if any(map(is_better, stored.profiles)) else _join((*stored.profiles, *profiles))
+
+    update_file(path, add, lock_seconds)
 
 
 def update_file(path: Path, change: Callable[[TunedFile], TunedFile], lock_seconds: float = 30.0) -> None:

@@ -168,6 +168,15 @@ def test_processes_that_wait_for_each_other_at_each_step_are_all_tuned(turns: tu
     assert find_period() < 1.1 * costs[0].step
 
 
+@pytest.mark.parametrize(("rate", "workers"), [(30.0, 4), (5.0, 0)])
+def test_a_window_of_whole_epochs_replaces_one_without_the_start_of_the_workers(rate: float, workers: int) -> None:
+    noise, controller = random.Random(0), Controller(WorkerSettings(0, 2), WorkerSettings(0, 2), CPUS, lambda *_: 4)
+    converge(WORKLOADS["samples wait"], controller, noise)  # 9 batches/s without workers, 38 with 4
+    assert (controller.settings.workers, controller.is_corrected) == (4, False)
+    controller.correct(Window(rate, 1.0, 0.5))
+    assert (controller.settings.workers, controller.is_corrected) == (workers, True)
+
+
 def test_after_a_failure_the_own_settings_stay() -> None:
     controller = Controller(WorkerSettings(2, 2), WorkerSettings(2, 2), CPUS, no_limit)
     controller.add(simulate(WORKLOADS["samples wait"], 2, random.Random(0)))

@@ -40,6 +40,7 @@ from autotune.online.group import WorkerSettings
 from autotune.online.result import read_facts, save_result
 from autotune.online.shared_state import SharedState
 from autotune.online.windows import Window
+from autotune.profiles.store import read_profiles
 from tests.echo_server import serve_echo
 from tests.online.test_epoch import own_settings
 
@@ -798,12 +799,61 @@ def test_a_file_of_a_dataset_that_starts_with_the_workers_of_an_earlier_run(
     assert "num_workers=0 stays: workers would share the position of" in capsys.readouterr().err
 
 
-def save_result_of(dataset: Any, path: Path) -> None:
-    facts = read_facts(DataLoader(dataset, 8), 1)
+class SometimesRandom(Dataset[int]):
+    """Draws a random number for some samples, as augmentations do."""
+
+    def __init__(self, draw: Callable[[], object]) -> None:
+        self._draw = draw
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.001)
+        if index % 5 == 0:
+            self._draw()
+        return index
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), random.random, np.random.rand])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_processes_that_train_together_draw_no_numbers_that_workers_would_draw_in_others(
+    draw: Callable[[], object], world_size: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("autotune.online.shared_state.is_distributed", lambda: world_size > 1)
+    loader: Any = autopilot(DataLoader(SometimesRandom(draw), 8, shuffle=True), None)
+    for _ in loader:
+        if loader.autopilot_state.controller.has_converged or len(loader.autopilot_state.controller.windows) > 1:
+            break
+    printed = "samples would draw random numbers in some ranks, and in workers of others" in capsys.readouterr().err
+    assert printed is (world_size > 1)
+
+
+def test_the_shuffling_of_processes_that_train_together_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.online.shared_state.is_distributed", lambda: True)
+    loader: Any = autopilot(DataLoader(Reading(int), 8, shuffle=True), None)
+    for _ in loader:
+        if len(loader.autopilot_state.controller.windows) > 1:
+            break
+    assert loader.autopilot_state.controller.failure == ""
+
+
+@pytest.mark.parametrize(("processes", "kept"), [(1, 8), (3, 12)])
+def test_of_the_results_of_several_processes_the_one_with_the_most_workers_stays(
+    processes: int, kept: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "dltune.json"
+    for workers in (4, 12, 8):
+        save_result_of(Reading(int), path, workers, processes)
+    assert [one.dataloader.num_workers for one in read_profiles(path)] == [kept]
+
+
+def save_result_of(dataset: Any, path: Path, workers: int = 4, processes: int = 1) -> None:
+    facts = read_facts(DataLoader(dataset, 8), processes)
     controller = Controller(WorkerSettings(0, 2), WorkerSettings(0, 2), 2.0, lambda prefetch, kept: 64)
-    for workers in (0, 4):
-        controller.settings = WorkerSettings(workers, 2)
-        controller.windows[controller.settings] = Window(100.0 * (1 + workers), 1.0, 0.5)
+    for number in (0, workers):
+        controller.settings = WorkerSettings(number, 2)
+        controller.windows[controller.settings] = Window(100.0 * (1 + number), 1.0, 0.5)
     controller.has_converged = True
     save_result(path, facts, controller, 1.0)
 
@@ -838,10 +888,11 @@ def test_no_worker_is_added_between_short_epochs(tmp_path: Path) -> None:
 
 def test_a_cache_of_a_class_of_python_or_torch_is_none_of_the_dataset() -> None:
     loader: Any = autopilot(DataLoader(Reading(int), 8), None)
+    generic: Any = Dataset
     for clear in typing._cleanups:  # type: ignore[attr-defined]  # full caches do not grow
         clear()
     for number, _ in enumerate(loader):
-        assert Dataset[type(f"Kind{number}", (), {})]  # `Generic` keeps it
+        generic[type(f"Kind{number}", (), {})]  # `Generic` keeps it
         if loader.autopilot_state.controller.has_converged:
             break
     assert loader.autopilot_state.controller.failure == ""

@@ -25,7 +25,7 @@ class Run:
     # of the epoch, as `Epoch` has them
     settings = OWN
     delivered = drawn = 0
-    wait_seconds = returned_at = returned_cpu_seconds = started_at = 0.0
+    wait_seconds = returned_at = returned_cpu_seconds = started_at = first_at = 0.0
     is_whole = False
 
     def __post_init__(self) -> None:
@@ -47,6 +47,7 @@ class Run:
             self.now += wait
             self.wait_seconds += wait
             self.returned_at = self.now
+            self.first_at = self.now if self.delivered == 1 else self.first_at
             self.now += seconds
 
     def train_in_periods(self, periods: int, steps: int, seconds: float) -> None:
@@ -66,7 +67,7 @@ class Run:
         if (window := self.windows.begin_epoch()) is not None:
             self.found.append(window)
         self.delivered, self.wait_seconds = 0, 0.0
-        self.started_at = self.returned_at = self.now
+        self.started_at = self.first_at = self.returned_at = self.now
         self.windows.enter(self)  # type: ignore[arg-type]
 
     def end(self) -> None:
@@ -251,6 +252,16 @@ def test_windows_of_short_epochs_are_whole_epochs_with_the_start_of_their_worker
     assert whole
     assert [window.rate for window in whole] == pytest.approx([10 / 1.2] * len(whole))
     assert all(window.batches % 10 == 0 for window in whole)
+
+
+def test_an_epoch_is_short_if_starting_its_workers_takes_a_large_part_of_it(run: Run) -> None:
+    for _ in range(3):
+        run.begin()
+        run.train(1, wait=5.0)
+        run.train(100)
+        run.end()
+    assert run.windows.are_epochs is not run.persists
+    assert [one.wait_seconds for one in run.found if one.batches > 100] == [5.0] * run.windows.are_epochs
 
 
 @pytest.mark.parametrize("steps", [10, 100], ids=["short epochs", "long epochs"])
