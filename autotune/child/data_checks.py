@@ -116,7 +116,7 @@ class Observation:
     digests: list[str] = field(default_factory=list)  # of samples of a map-style dataset
     delivered: Counter[int] = field(default_factory=Counter)  # batches of an iterable dataset by worker
     hashes: list[str] = field(default_factory=list)  # of these batches, until those of the two workers differ
-    are_equal: bool = True  # these, in pairs
+    are_equal: bool = True  # whether each pair of consecutive batches has been equal so far
     is_whole: bool = False  # whether the epoch has ended
     copied: list[tuple[int, int]] = field(default_factory=list)  # samples so far, and bytes copied by then
     allocated: list[tuple[int, int]] = field(default_factory=list)  # and bytes that the workers hold
@@ -219,7 +219,7 @@ def _watch_workers(workload: LoadedWorkload, digests: Mapping[int, str], seen: O
                 seen.copied.append((seen.samples, count_copied_bytes(sizes)))
             seen.allocated.append((seen.samples, count_allocated_bytes(sizes)))
             next_reading = now + MEMORY_INTERVAL_SECONDS
-        is_enough = number >= MIN_BATCHES and seen.samples > goal
+        is_enough = number >= MIN_BATCHES and seen.samples > goal and not seen.are_duplicates
         if is_enough and not is_growing:
             readings = [first, (seen.samples, count_allocated_bytes(map(read_smaps, pids)))]
             is_growing = project_growth(workload.expected_samples, readings) >= MIN_UNEXPLAINED_BYTES

@@ -230,7 +230,7 @@ def _profile_size(
     devices = [tensor.device.type for tensor in find_tensors(batch)]
     batches = chain([batch], batches)
     del batch  # so that it ends with its step
-    warm = min(1, len(found.seconds) - 1)  # the first batch may take longer
+    warm = int(len(found.seconds) > 1)  # the first batch may take longer
     return SizeProfile(
         samples=max(1.0, statistics.fmean(found.samples[warm:])),  # an empty tensor counts as none
         load=CallSeconds(*map(statistics.fmean, zip(*found.seconds[warm:], strict=True))),

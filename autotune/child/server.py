@@ -110,6 +110,10 @@ class TrialServer:
             self._ranks = self._world.init_process_group()
         self._environment, self._stage = dict(os.environ), "dataset"
         self._show(f"calling {request.dataset}")
+        if sys.version_info >= (3, 14):  # in training, its fork server imports the script, and so what that imports
+            names = (split_import_string(one) for one in (request.dataset, request.step or ""))
+            modules = [Path(name[0]).stem if name[0].endswith(".py") else name[0] for name in names if name]
+            multiprocessing.set_forkserver_preload(["autotune.child.loader", *modules])
         self._known = known = command.known
         loaded = load_workload(request, None if known is None else known.ends_with_sampler)
         self._workload = loaded if self._world is None or self._world.size == 1 else take_share(loaded)
@@ -118,10 +122,6 @@ class TrialServer:
             self._workload.sample_counts.samples = counted
             self._workload.sample_counts.reads_worker_info = known.reads_worker_info
             self._workload.sample_counts.are_duplicated = known.workers_duplicate_data
-        if sys.version_info >= (3, 14):  # its fork server imports the main script, and with it what that imports
-            names = (split_import_string(one) for one in (request.dataset, request.step or ""))
-            modules = [Path(name[0]).stem if name[0].endswith(".py") else name[0] for name in names if name]
-            multiprocessing.set_forkserver_preload(["autotune.child.loader", *modules])
         self._stage = "step"
         self._show(f"making the step ({request.describe_step()})")
         step = make_step(request, self._device, folder)

@@ -32,6 +32,8 @@ from autotune.units import format_rate, parse_budget
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+    from autotune.profiles.schema import TunedProfile
+
 Stats = dict[str, float]  # by name
 
 
@@ -135,7 +137,7 @@ class Autopilot:
             self._limit_workers,
             known,
             needs_workers=needs_workers,
-            is_distributed=is_distributed(),
+            is_distributed=is_distributed,
         )
         self._started = time.perf_counter()
         self._counters = WorkerCounters()
@@ -150,6 +152,7 @@ class Autopilot:
             iterator._shutdown_workers()
         self._drift = ""  # what to say of it when it has converged again
         self._longest = 0  # batches of an epoch
+        self._saved: TunedProfile | None = None  # its last result
         self._is_remade = False  # whether the training makes an equal loader for each epoch
         self._has_checked = False  # what workers would share with this process
         self._has_reported = False
@@ -197,7 +200,7 @@ class Autopilot:
                 settings = own
             return self._iterate(Epoch(loader, settings, own, self._counters, self._limits))
         if (window := self._windows.begin_epoch()) is not None:
-            self._evaluate(window)
+            self._evaluate(window, has_whole_epochs=True)
         (workers, prefetch), own, kept = self.controller.settings, self.controller.own, list(self._kept)
         self._kept.clear()
         wait_for_ending_workers()
@@ -260,7 +263,7 @@ class Autopilot:
                 break
             self._evaluate(window)
 
-    def _evaluate(self, window: Window) -> None:
+    def _evaluate(self, window: Window, *, has_whole_epochs: bool = False) -> None:
         """Let the controller decide by a window; it may ask for a change."""
         controller = self.controller
         before, last, drifts = controller.settings, controller.final_window, controller.drifts
@@ -271,11 +274,14 @@ class Autopilot:
             else:
                 _end_all(self._kept)
             return
-        if self._windows.needs_correction and not controller.failure:
+        if has_whole_epochs and self._windows.needs_correction:
             controller.correct(window)
             self._has_reported &= controller.settings == before
+            self._save_result()
         else:
             controller.add(window)
+            is_final = has_whole_epochs and last is None and controller.settings == before
+            controller.is_corrected |= is_final and controller.has_converged
         if last is not None and controller.drifts > drifts:
             self._drift = f"waits grew from {last.wait_share:.0%} to {window.wait_share:.0%} of the time; "
             self._has_reported = False
@@ -318,7 +324,9 @@ class Autopilot:
             seconds = time.perf_counter() - self._started
             try:
                 most = self._limits.most_workers(controller.settings.prefetch, controller.settings.workers)
-                save_result(path, self.facts, controller, seconds, is_complete=is_complete, most=most)
+                self._saved = save_result(
+                    path, self.facts, controller, seconds, is_complete=is_complete, most=most, before=self._saved
+                )
             except Exception as error:  # training goes on, also with a loader that no profile can describe
                 self.options.show(f"the result is not saved: {error}")
 

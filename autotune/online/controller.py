@@ -81,7 +81,7 @@ class Controller:
         known: A window of `start` in an earlier run; about as fast, and waiting as little, it tries no others, unless
             the user has no workers and these are predicted to be slower.
         needs_workers: Whether the user's workers load what the training process should not.
-        is_distributed: Whether other processes take the same steps, and each waits for the slowest of them.
+        is_distributed: Returns whether other processes take the same steps, and each waits for the slowest of them.
     """
 
     def __init__(
@@ -93,13 +93,14 @@ class Controller:
         known: Window | None = None,
         *,
         needs_workers: bool = False,
-        is_distributed: bool = False,
+        is_distributed: Callable[[], bool] = lambda: False,
     ) -> None:
         self.own, self.settings, self.cpus, self._limit = own, start, cpus, limit
         self.known, self._needs_workers, self._is_distributed = known, needs_workers, is_distributed
         self.windows: dict[WorkerSettings, Window] = {}
         self.costs: BatchCosts | None = None
-        self.has_converged = self.is_corrected = False  # and by a window of whole epochs since
+        self.has_converged = False
+        self.is_corrected = False  # whether the final window has whole epochs
         self.failure = ""
         self.watched: Window | None = None  # the last one since it has converged
         self._low_windows, self.drifts = 0, 0
@@ -136,7 +137,7 @@ class Controller:
         is_first, current = not any(one.workers for one in self.windows), self.settings
         self.windows[current] = window
         self.costs = BatchCosts.measure(window) or self.costs
-        if self._is_distributed and self.costs is not None:
+        if self.costs is not None and self._is_distributed():
             self.costs = replace(self.costs, step=self._find_step())
         if (known := self.known) is not None and window.rate > DRIFT_RATIO * known.rate:
             if not self.own.workers and self._predict_none(window.rate):
@@ -173,20 +174,33 @@ class Controller:
         """Replace the window in which it converged by one of whole epochs, which has the starts of workers, too."""
         self.windows[self.settings], self.is_corrected = window, True
         own = None if self.own.workers else self.windows.get(self.own)  # that of the user's workers has no starts
-        if own is not None and self.rate(own) > self.rate(window):
+        if own is not None and OWN_RATIO * self.rate(own) > self.rate(window):
             self.settings = self.own
+        self.watched, self._low_windows = None, 0
 
     def _find_step(self) -> float:
-        """Return the seconds of the shortest steps: the others wait for another process, too."""
-        return min(one.step_seconds for one in self.windows.values())
+        """Return the shortest mean step of all windows: longer ones include waits for other processes.
+
+        Without workers, a GPU is idle at the end of each step; with them, steps wait for it.
+        """
+        have_workers = [one for one in self.windows.values() if one.worker_batches]
+        return min(one.step_seconds for one in have_workers or self.windows.values())
 
     def rate(self, window: Window) -> float:
-        """Return the batches per second that this process would reach if no other one delayed its steps."""
-        return 1.0 / (self._find_step() + window.wait_seconds / window.batches) if self._is_distributed else window.rate
+        """Return the batches per second if no other process delayed the steps."""
+        if not self._is_distributed():
+            return window.rate
+        return 1.0 / (self._find_step() + window.wait_seconds / max(window.batches, 1e-9))
 
     def _choose(self) -> WorkerSettings:
         """Return the user's settings, or else the fewest workers, that are about as fast as the best."""
-        rates = {one: self.rate(found) for one, found in self.windows.items()}
+        fastest, full = max(one.rate for one in self.windows.values()), BUSY_CPU_SHARE * self.cpus
+        allowed = {  # slower ones with busy CPUs have too many workers, though their steps may hide it
+            one: found
+            for one, found in self.windows.items()
+            if found.rate > DRIFT_RATIO * fastest or found.busy_cpus < full
+        }
+        rates = {one: self.rate(found) for one, found in allowed.items()}
         best = max(rates.values())
         if rates.get(self.own, 0.0) >= OWN_RATIO * best:
             return self.own

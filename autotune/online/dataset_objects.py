@@ -38,7 +38,9 @@ MAX_NESTED: Final = 10  # datasets, such as a Subset of a dataset
 MAX_ENTRIES: Final = 1000  # of a container
 CONTAINERS: Final[tuple[Any, ...]] = (dict, list, set, deque)  # that may grow
 _MADE_FOR_FORKS: Final = (logging.Logger, logging.Handler, BaseProxy, Queue, SimpleQueue)  # may share connections
-_STANDARD: Final = sys.stdlib_module_names | {"torch"}  # whose classes have caches of their own, as Generic does
+_STANDARD: Final = sys.stdlib_module_names | {
+    "torch"
+}  # modules whose classes have caches of their own, as Generic does
 _SKIPPED: Final = (type, ModuleType, FunctionType, CodeType, FrameType, *_MADE_FOR_FORKS)
 _SHARED: Final[tuple[Any, ...]] = (functools._lru_cache_wrapper, *CONTAINERS)
 _STREAM: Final[type] = io.IOBase.__mro__[1]  # of all streams; io.IOBase itself would hash classes of the user's
@@ -73,7 +75,7 @@ def list_objects(root: Any) -> Iterator[Any]:
             found = list(gc.get_referents(one))
         members = [each for each in found if _is_own_function(each)]
         for base in kind.__mro__:
-            if id(base) not in kinds and base.__module__.partition(".")[0] not in _STANDARD:
+            if id(base) not in kinds and str(base.__module__).partition(".")[0] not in _STANDARD:
                 kinds.add(id(base))
                 members += [getattr(each, "__func__", each) for each in list(vars(base).values())]
         for each in (*found, *_list_shared(members, codes)):

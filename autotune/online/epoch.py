@@ -83,6 +83,7 @@ class Epoch:
         self.drawn = self.started_workers = self.delivered = 0  # batches, workers, batches
         self.wait_seconds, self.returned_at, self.returned_cpu_seconds = 0.0, time.perf_counter(), time.process_time()
         self.started_at = self.first_at = self.returned_at  # and when the first batch was delivered
+        self.first_wait_seconds = 0.0  # until then
         self.kept: list[WorkerGroup] = []  # persistent workers after the end
         self.is_whole = False  # its sampler has ended, and all batches are delivered
         self.failure = ""  # of added workers
@@ -266,7 +267,7 @@ class Epoch:
             self._close(group)
         self.note_return(began)
         if self.delivered == 1:
-            self.first_at = self.returned_at
+            self.first_at, self.first_wait_seconds = self.returned_at, self.wait_seconds
 
     def note_return(self, began: float) -> None:
         """Note that the training, which began to wait then, gets a batch, the iterator or the end of the epoch."""

@@ -154,14 +154,16 @@ def save_result(
     *,
     is_complete: bool = True,
     most: int = MAX_SEARCHED_WORKERS,
-) -> None:
-    """Save what a training run converged to, or the best before its end; of several processes, the most workers stay.
+    before: TunedProfile | None = None,
+) -> TunedProfile | None:
+    """Save what a training run converged to, or the best before its end; return it, or None without a final window.
 
-    `most` are the workers that the limits allowed.
+    With several processes, the result with the most workers is kept. `most` are the workers that the limits allowed,
+    and `before` is the result that this process has saved before.
     """
     final = controller.final_window
     if final is None:
-        return
+        return None
     size, own = facts.batch_size or 1, controller.own_window
     config, machine = _configure(facts, controller.settings), read_machine()
     baseline = None
@@ -177,7 +179,7 @@ def save_result(
         samples_per_second=final.rate * size,
         epochs=1,
         baseline=baseline,
-        speedup=final.rate / own.rate if own is not None else None,
+        speedup=controller.rate(final) / controller.rate(own) if own is not None else None,
         decision="no_change" if controller.settings == controller.own else "faster",
         upper_bound_samples_per_second=size / controller.costs.step if controller.costs is not None else None,
         wait_share=final.wait_share,
@@ -217,12 +219,14 @@ def save_result(
         is_complete=is_complete,
     )
 
-    def is_of_another(stored: TunedProfile) -> bool:
-        is_now = facts.workload.nproc_per_node > 1 and stored.created_at >= now - timedelta(seconds=seconds)
-        has_more = stored.dataloader.num_workers > controller.settings.workers
-        return is_now and has_more and _is_result(stored, facts, hardware)
+    def is_better(stored: TunedProfile) -> bool:
+        is_of_another = facts.workload.nproc_per_node > 1 and stored != before and _is_result(stored, facts, hardware)
+        is_recent = stored.created_at >= now - timedelta(seconds=seconds)
+        found, ours = ((one.is_complete, one.dataloader.num_workers) for one in (stored, profile))
+        return is_of_another and is_recent and found > ours
 
-    save_profile(path, profile, lock_seconds=LOCK_SECONDS, is_better=is_of_another)
+    save_profile(path, profile, lock_seconds=LOCK_SECONDS, is_better=is_better)
+    return profile
 
 
 def _read_batch_size(loader: DataLoader[Any]) -> int | None:

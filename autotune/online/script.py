@@ -222,11 +222,11 @@ def _describe_change(state: Autopilot) -> str:
         prefetch = f", {prefix}prefetch_factor={now.prefetch}" if now.workers and now.prefetch != own.prefetch else ""
         others = "" if now.workers else none
         lines.append(f"Use it: {takes}(..., {prefix}num_workers={now.workers}{prefetch}){others}")
-        if state.facts.workload.nproc_per_node > 1 and state.options.profile is not None:
-            lines.append(f"Other processes may need more workers: {state.options.profile} has the most of any.")
     rate, share, final = state.untried_rate, state.start_share, state.controller.final_window
-    if share > MIN_START_SHARE and final is not None and final.rate / (1.0 - share) >= rate:
+    if share > MIN_START_SHARE and final is not None and state.controller.rate(final) / (1.0 - share) >= rate:
         lines.append(f"Add {prefix}persistent_workers=True: starting workers takes up to {share:.0%} of each epoch.")
     elif rate:
         lines.append(f"Try {prefix}num_workers=0{none}: {format_rate(rate)} batches/s are predicted.")
+    if state.facts.workload.nproc_per_node > 1 and state.options.profile is not None and not state.controller.failure:
+        lines.append(f"Other processes may need more workers: the most are saved in {state.options.profile}.")
     return "".join(f"\n        {one}" for one in lines)

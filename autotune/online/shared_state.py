@@ -70,7 +70,8 @@ class SharedState:
         self._read, self._opened = set[_File](), set[_File]()  # files that loading reads, and has opened
         self._generators, self._others = list[Any](), list[Any]()  # random ones of the dataset, and of the process
         self._draws = False  # whether loading draws from them
-        self._globals, self._draws_globals = list[Any](), False  # which processes of a training may keep alike
+        self._globals = list[Any]()  # generators that ranks may keep equal
+        self._draws_globals = False
         self._dataset: weakref.ref[Any] | None = None  # whose containers and generators are noted
         self._used = Counter[str]()  # what loads used, and how many
         self._attributes: dict[str, Any] = {}  # after the last load
@@ -145,12 +146,13 @@ class SharedState:
             return any(not torch.equal(before[one][1], self._tensors[one][1]) for one in same)
         return False
 
-    def _read_random_states(self) -> tuple[list[Any], ...]:
+    def _read_random_states(self) -> tuple[list[Any], list[Any]]:
         """Read the states of generators; those that cannot be traced to the dataset, for the first batches only."""
         is_watched = self._loads < WATCHED_DRAWS
         watched = self._generators[:FEW_GENERATORS] if is_watched else []
         watched += self._others[:MANY_GENERATORS] if self._loads < WATCHED_LOADS else []
-        return tuple([read_random_state(one) for one in some] for some in (watched, self._globals * is_watched))
+        watched_globals = self._globals if is_watched else []
+        return [read_random_state(one) for one in watched], [read_random_state(one) for one in watched_globals]
 
     def _read_positions(self) -> dict[_File, int]:
         found = {}
@@ -176,7 +178,7 @@ class SharedState:
         if loader.num_workers:
             return _explain_open_file(objects)
         if self._draws_globals:
-            return f"samples would draw random numbers in some ranks, and in workers of others; {START_WITH_ONE}"
+            return f"loading draws random numbers, which must stay equal in all ranks; {START_WITH_ONE}"
         for used, loads in self._used.items():
             if loads > 1:  # the first use may connect, or prepare the dataset
                 return f"workers would {used}"

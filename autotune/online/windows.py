@@ -20,8 +20,8 @@ SHORT_WINDOW_SECONDS: Final = 0.5  # enough to see whether training waits withou
 POOR_RATIO: Final = 0.9  # of the best rate so far
 MAX_WINDOW_SECONDS: Final = 6.0  # for few, slow batches
 SHORT_EPOCH_SECONDS: Final = 3.0  # in which windows are whole epochs, if the workers are persistent; else:
-SHORT_STARTED_EPOCH_SECONDS: Final = 6.0  # starting the workers is part of their rate, as it is:
-START_RATIO: Final = 4.0  # times the time until the first batch, which is long if workers are not forked
+SHORT_STARTED_EPOCH_SECONDS: Final = 6.0  # if workers start in each epoch: their start is a part of the rate
+START_RATIO: Final = 4.0  # such an epoch is short, too, below so many times the wait for its first batch
 ROUNDS: Final = 3  # batches of each worker in a window
 WARM_UP_STEPS: Final = 3  # of an epoch, which may be slower
 WATCH_SECONDS: Final = 30.0  # a window after it has converged
@@ -88,6 +88,7 @@ class Windows:
         self._due = self._warm_up = 0  # batches of the epoch: until a change or a reading, and before a window
         self.are_epochs = False  # whether windows consist of whole epochs
         self._is_resuming = False  # whether this epoch continues the window of the one before
+        self._is_partial = False  # whether the window began within an epoch
         self._steps, self._step_seconds = 0, 0.0  # without pauses and the first steps of an epoch
         self._steps_since, self._noted = MIN_STEPS_BETWEEN, -1  # since a long step or a pause; the last batch
         self._is_pause, self._pauses = False, 0  # before this batch; in the window
@@ -95,9 +96,10 @@ class Windows:
 
     @property
     def needs_correction(self) -> bool:
-        """Whether it has converged in a part of an epoch, though the start of its workers is a part of the rate."""
+        """Whether the final window lacks the start of the workers, which is a part of the rate."""
         controller = self._controller
-        return self.are_epochs and not self._persists and controller.has_converged and not controller.is_corrected
+        is_final = controller.has_converged and not (controller.is_corrected or controller.failure)
+        return is_final and self.are_epochs and not self._persists
 
     def begin_epoch(self) -> Window | None:
         """End the time between two epochs; return the window of whole epochs that is long enough now, if there is one.
@@ -107,12 +109,12 @@ class Windows:
         self._offset = self._count().since(self._total)
         if not self.are_epochs:
             return None
-        start = self._start or self._total
-        window = self._total.since(start)
+        if self._start is None or (self._is_partial and self.needs_correction):
+            self._start, self._is_partial = self._total, False
+        window = self._total.since(self._start)
         if not self._is_long(window):
-            self._start = start
             return None
-        self._start, self._pauses = self._total, 0
+        self._start, self._pauses, self._is_partial = self._total, 0, False
         return window
 
     def discard(self) -> None:
@@ -179,6 +181,7 @@ class Windows:
         """Return the window that ends before this batch; if none does, begin one, or continue it."""
         if self._start is None:
             self._start, self._due, self._pauses = self._read(epoch), epoch.delivered + 1, int(self._is_pause)
+            self._is_partial = True
             return None
         if self._is_resuming:  # without the start of this epoch
             self._skip(self._read(epoch).since(self._total))
@@ -214,7 +217,7 @@ class Windows:
 
     def _is_short(self, epoch: Epoch) -> bool:
         """Return whether the epoch so far is short, or has few batches after those that its workers began with."""
-        start = 0.0 if self._persists else START_RATIO * (epoch.first_at - epoch.started_at)
+        start = 0.0 if self._persists else START_RATIO * epoch.first_wait_seconds
         is_short = epoch.returned_at - epoch.first_at < max(self._short_seconds, start)
         return is_short or epoch.delivered < 2 * self._warm_up
 
@@ -251,8 +254,9 @@ class Windows:
         controller = self._controller
         best = max((one.rate for one in controller.windows.values()), default=0.0)
         is_clear = window.rate < POOR_RATIO * best if best else not controller.settings.workers
-        is_watched = controller.has_converged and not self.needs_correction
-        least = WATCH_SECONDS if is_watched else SHORT_WINDOW_SECONDS if is_clear else WINDOW_SECONDS
+        least = SHORT_WINDOW_SECONDS if is_clear else WINDOW_SECONDS
+        if controller.has_converged:
+            least = WINDOW_SECONDS if self.needs_correction else WATCH_SECONDS
         return window.seconds >= (least if self._has_rounds(window) else max(least, MAX_WINDOW_SECONDS))
 
     def _has_rounds(self, window: Window) -> bool:

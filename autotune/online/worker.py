@@ -143,7 +143,10 @@ def describe_error(error: BaseException) -> str:
     except Exception:  # of the user's class
         lines = [""]
     starts = [number for number, line in enumerate(lines) if line.endswith("Traceback (most recent call last):")]
-    own = next((line for line in lines[starts[-1] + 1 :] if not line.startswith(" ")), "") if starts else ""  # no note
+    own = (
+        next((line for line in lines[starts[-1] + 1 :] if not line.startswith(" ")), "") if starts else ""
+    )  # then its notes
+    own = lines[-1] if own.rstrip().endswith(":") else own  # of several lines
     if lines[-1] == UNSENT:
         return f"a worker could not send a batch ({own})"
     if lines[0].startswith("Caught ") and own:

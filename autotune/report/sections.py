@@ -202,9 +202,8 @@ def plain_code(profile: TunedProfile) -> str:
         kwargs = {name: v for name, v in kwargs.items() if name not in off or v != SETTINGS[name].default}
     base, workers = profile.result.baseline, config.dataloader.num_workers
     if workload.gives_loader and base is not None and base.config.dataloader.num_workers > workers == 0:
-        given, usual = base.config.by_name(), {name: setting.default for name, setting in SETTINGS.items()}
-        none = WITHOUT_WORKERS | {"multiprocessing_context": None}  # else DataLoader rejects what the user gives
-        kwargs |= {name: value for name, value in none.items() if given[name] != usual.get(name)}
+        none, given = WITHOUT_WORKERS | {"multiprocessing_context": None}, base.config.by_name()
+        kwargs |= {name: none[name] for name in none if given[name] != none[name]}  # rejected without workers
     changed = ((setting, setting.read(config)) for setting in SETTINGS.values())
     lines = [one.setup.format(value=value) for one, value in changed if one.setup and value != one.default]
     lines += ["import autotune"] if config.process.device_prefetch else []

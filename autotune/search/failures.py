@@ -105,9 +105,11 @@ class FailureCheck:
         """Failures to report to the user: also those of the step, if it works with the same batch size, too."""
         steps = [one for one in self.trials if one.in_step and one.status in CODE_FAILURES]
         flaky = [cause_of(one) for one in steps if one.config.dataloader.batch_size in self._sizes_that_work]
-        causes = dict.fromkeys(filter(None, [*self._passing, self.flaw, *flaky]))
-        failures = [describe_failure(self.trials, cause).removeprefix("in ") for cause in causes]
-        return (*filter(None, [self.reason]), *(f"In {one}. A training run would meet this, too." for one in failures))
+        ends = dict.fromkeys(flaky, "may meet this, too, unless a setting causes it")
+        ends |= dict.fromkeys(filter(None, [*self._passing, self.flaw]), "would meet this, too")
+        failures = {cause: describe_failure(self.trials, cause).removeprefix("in ") for cause in ends}
+        sentences = (f"In {failure}. A training run {ends[cause]}." for cause, failure in failures.items())
+        return (*filter(None, [self.reason]), *sentences)
 
     @property
     def _sizes_that_work(self) -> set[int | None]:

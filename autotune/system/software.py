@@ -92,8 +92,9 @@ def read_start_method_in_force() -> StartMethod:
 
 
 def inherits_imports(start_method: str) -> bool:
-    """Return whether workers need not import what the main script has: Python 3.14's fork server has imported it."""
-    is_script = getattr(sys.modules["__main__"], "__spec__", None) is None  # else the server does not find it
+    """Return whether workers start with the imports of the main script, which Python 3.14's fork server imports."""
+    main = sys.modules["__main__"]
+    is_script = getattr(main, "__spec__", None) is None and hasattr(main, "__file__")  # no module, and no notebook
     return start_method == "fork" or (start_method == "forkserver" and sys.version_info >= (3, 14) and is_script)
 
 

@@ -43,7 +43,7 @@ class Decision(NamedTuple):
 def select_candidates(
     plan: Plan, records: Sequence[TrialRecord], model: TrialModel, failed: Collection[LoaderConfig] = ()
 ) -> list[LoaderConfig]:
-    """Select the configurations that deserve a second measurement; none if no trial completed, but for `failed` ones.
+    """Select the configurations that deserve a second measurement; none if all completed trials are in `failed`.
 
     These are the best; its variants in order, with default values and with unchanged training; the one with the fewest
     workers near the best; the one with the most that is not far behind, if threads of the step spin; and the next best

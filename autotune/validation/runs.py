@@ -90,9 +90,10 @@ def validate(
                     pass  # a failed run is repeated
             runs += is_whole or not runs
             candidates, active = _plan_next_run(plan, runs, baseline, candidates, Comparison(measured[1:], surrogate))
-            if not candidates and baseline.rate and 1 < len(measured) <= MAX_FAILED:  # others may work
-                chosen = choose([one.config for one in measured if one.is_out])
-                candidates = [CandidateRuns(one) for one in chosen if one not in {known.config for known in measured}]
+            is_alone = baseline.rate > 0 and not candidates and len(measured) > 1
+            if is_alone and len(measured) <= MAX_FAILED and is_whole and has_time(1):  # others may work
+                chosen, known = choose([one.config for one in measured if one.is_out]), {one.config for one in measured}
+                candidates = [CandidateRuns(one) for one in chosen if one not in known]
                 measured, active = (*measured, *candidates), [*active, *candidates]
     except tuple(INTERRUPTIONS) as error:
         interrupted_by = error

@@ -156,7 +156,7 @@ class EqualStarts(IterableDataset[torch.Tensor]):
 
 @pytest.mark.parametrize("is_counted", [True, False])
 def test_files_that_begin_with_equal_samples_are_not_duplicates(is_counted: bool) -> None:
-    workload = LoadedWorkload(parts=Workload(dataset=EqualStarts()))
+    workload = LoadedWorkload(parts=Workload(dataset=EqualStarts()), inherited_bytes=2**40)
     workload.sample_counts.samples = 80 if is_counted else None
     found = check_workers(workload, make_workload(kind="iterable"), {})
     assert (found.workers_duplicate_data, found.reads_worker_info) == (False, True)

@@ -151,7 +151,8 @@ def test_it_starts_again_when_the_rate_falls_and_the_loop_waits_more() -> None:
 def test_processes_that_wait_for_each_other_at_each_step_are_all_tuned(turns: tuple[int, ...]) -> None:
     costs = [BatchCosts(waiting, worker_cpu=0.0005, main_cpu=0.0005, step=0.002) for waiting in (0.016, 0.04)]
     pair = [
-        Controller(WorkerSettings(0, 2), WorkerSettings(0, 2), CPUS, no_limit, is_distributed=True) for _ in range(2)
+        Controller(WorkerSettings(0, 2), WorkerSettings(0, 2), CPUS, no_limit, is_distributed=lambda: True)
+        for _ in range(2)
     ]
 
     def find_period() -> float:

@@ -177,18 +177,21 @@ class Locked(Failing):
             return super().__getitem__(index)
 
 
-def test_the_notes_of_a_workers_error_are_not_taken_for_it() -> None:
+@pytest.mark.parametrize(
+    ("error", "described"), [(KeyError("label"), "KeyError: 'label'"), (ValueError("\nbad header"), "bad header")]
+)
+def test_the_notes_of_a_workers_error_are_not_taken_for_it(error: Exception, described: str) -> None:
     def fail() -> None:
-        error = KeyError("label")
-        error.add_note("in the third shard")
+        if isinstance(error, KeyError):
+            error.add_note("in the third shard")
         raise error
 
-    with pytest.raises(KeyError) as raised:
+    with pytest.raises(type(error)) as raised:
         fail()
     sent = ExceptionWrapper((raised.type, raised.value, raised.tb), "in DataLoader worker process 0")
-    with pytest.raises(KeyError) as received:
+    with pytest.raises(type(error)) as received:
         sent.reraise()
-    assert describe_error(received.value) == "KeyError: 'label'"
+    assert describe_error(received.value) == described
 
 
 def test_workers_that_are_forked_while_a_thread_holds_a_lock_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ from autotune.online.group import WorkerSettings
 from autotune.online.result import read_facts, save_result
 from autotune.online.shared_state import SharedState
 from autotune.online.windows import Window
+from autotune.profiles.schema import TunedProfile
 from autotune.profiles.store import read_profiles
 from tests.echo_server import serve_echo
 from tests.online.test_epoch import own_settings
@@ -825,7 +826,7 @@ def test_processes_that_train_together_draw_no_numbers_that_workers_would_draw_i
     for _ in loader:
         if loader.autopilot_state.controller.has_converged or len(loader.autopilot_state.controller.windows) > 1:
             break
-    printed = "samples would draw random numbers in some ranks, and in workers of others" in capsys.readouterr().err
+    printed = "loading draws random numbers, which must stay equal in all ranks" in capsys.readouterr().err
     assert printed is (world_size > 1)
 
 
@@ -844,18 +845,28 @@ def test_of_the_results_of_several_processes_the_one_with_the_most_workers_stays
 ) -> None:
     path = tmp_path / "dltune.json"
     for workers in (4, 12, 8):
-        save_result_of(Reading(int), path, workers, processes)
+        save_result_of(Reading(int), path, workers, processes=processes)
     assert [one.dataloader.num_workers for one in read_profiles(path)] == [kept]
 
 
-def save_result_of(dataset: Any, path: Path, workers: int = 4, processes: int = 1) -> None:
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_process_replaces_its_own_result_and_one_that_is_incomplete(is_complete: bool, tmp_path: Path) -> None:
+    path = tmp_path / "dltune.json"
+    before = save_result_of(Reading(int), path, 12, processes=2, is_complete=is_complete)
+    save_result_of(Reading(int), path, 4, processes=2, before=before if is_complete else None)
+    assert [one.dataloader.num_workers for one in read_profiles(path)] == [4]
+
+
+def save_result_of(
+    dataset: Any, path: Path, workers: int = 4, *, processes: int = 1, **options: Any
+) -> TunedProfile | None:
     facts = read_facts(DataLoader(dataset, 8), processes)
     controller = Controller(WorkerSettings(0, 2), WorkerSettings(0, 2), 2.0, lambda prefetch, kept: 64)
     for number in (0, workers):
         controller.settings = WorkerSettings(number, 2)
         controller.windows[controller.settings] = Window(100.0 * (1 + number), 1.0, 0.5)
     controller.has_converged = True
-    save_result(path, facts, controller, 1.0)
+    return save_result(path, facts, controller, 60.0, **options)
 
 
 def test_a_file_that_only_the_training_uses_is_no_reason(tmp_path: Path) -> None:
@@ -893,6 +904,6 @@ def test_a_cache_of_a_class_of_python_or_torch_is_none_of_the_dataset() -> None:
         clear()
     for number, _ in enumerate(loader):
         generic[type(f"Kind{number}", (), {})]  # `Generic` keeps it
-        if loader.autopilot_state.controller.has_converged:
+        if len(loader.autopilot_state.controller.windows) > 1:  # it was looked at
             break
     assert loader.autopilot_state.controller.failure == ""

@@ -234,9 +234,9 @@ def test_a_failure_is_described_with_its_rate(trials: list[TrialResult], text: s
 
 
 @pytest.mark.parametrize(("works", "warns"), [(32, True), (64, False)])
-def test_a_step_that_fails_now_and_then_with_a_batch_size_that_works_is_reported(works: int, warns: bool) -> None:
+def test_a_step_that_fails_twice_with_a_batch_size_that_works_is_reported(works: int, warns: bool) -> None:
     check = FailureCheck(CANDIDATES, complete)
     failure = fail(2).model_copy(update={"in_step": True})
     assert not judge(check, complete(make_config(0, batch_size=works)), failure, failure)
-    text = "In 2 of 3 trials (1,080 samples) the training step raised KeyError: 'handle'. A training run would"
+    text = "In 2 of 3 trials (1,080 samples) the training step raised KeyError: 'handle'. A training run may"
     assert [sentence.startswith(text) for sentence in check.warnings] == [True] * warns
