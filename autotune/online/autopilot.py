@@ -200,7 +200,7 @@ class Autopilot:
                 settings = own
             return self._iterate(Epoch(loader, settings, own, self._counters, self._limits))
         if (window := self._windows.begin_epoch()) is not None:
-            self._evaluate(window, has_whole_epochs=True)
+            self._evaluate(window, has_whole_epochs=self._windows.has_whole_epochs)
         (workers, prefetch), own, kept = self.controller.settings, self.controller.own, list(self._kept)
         self._kept.clear()
         wait_for_ending_workers()

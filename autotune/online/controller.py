@@ -44,7 +44,7 @@ class BatchCosts:
         """Return the costs in a window; None without batches of workers."""
         if not window.worker_batches:
             return None
-        main_cpu = window.main_cpu_seconds / window.batches
+        main_cpu = window.main_cpu_seconds / max(window.batches, 1e-9)
         cpu = min(window.worker_cpu_seconds, window.worker_seconds) / window.worker_batches
         return cls(window.worker_seconds / window.worker_batches - cpu, cpu, main_cpu, window.step_seconds)
 
@@ -190,7 +190,8 @@ class Controller:
         """Return the batches per second if no other process delayed the steps."""
         if not self._is_distributed():
             return window.rate
-        return 1.0 / (self._find_step() + window.wait_seconds / max(window.batches, 1e-9))
+        alone = 1.0 / (self._find_step() + window.wait_seconds / max(window.batches, 1e-9))
+        return max(window.rate, alone)  # loading here may overlap with steps of a GPU
 
     def _choose(self) -> WorkerSettings:
         """Return the user's settings, or else the fewest workers, that are about as fast as the best."""
@@ -198,7 +199,7 @@ class Controller:
         allowed = {  # slower ones with busy CPUs have too many workers, though their steps may hide it
             one: found
             for one, found in self.windows.items()
-            if found.rate > DRIFT_RATIO * fastest or found.busy_cpus < full
+            if found.rate >= DRIFT_RATIO * fastest or found.busy_cpus < full
         }
         rates = {one: self.rate(found) for one, found in allowed.items()}
         best = max(rates.values())

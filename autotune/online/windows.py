@@ -89,6 +89,7 @@ class Windows:
         self.are_epochs = False  # whether windows consist of whole epochs
         self._is_resuming = False  # whether this epoch continues the window of the one before
         self._is_partial = False  # whether the window began within an epoch
+        self.has_whole_epochs = False  # whether the last window of `begin_epoch` did not
         self._steps, self._step_seconds = 0, 0.0  # without pauses and the first steps of an epoch
         self._steps_since, self._noted = MIN_STEPS_BETWEEN, -1  # since a long step or a pause; the last batch
         self._is_pause, self._pauses = False, 0  # before this batch; in the window
@@ -114,7 +115,8 @@ class Windows:
         window = self._total.since(self._start)
         if not self._is_long(window):
             return None
-        self._start, self._pauses, self._is_partial = self._total, 0, False
+        self._start, self._pauses = self._total, 0
+        self.has_whole_epochs, self._is_partial = not self._is_partial, False
         return window
 
     def discard(self) -> None:
@@ -248,7 +250,7 @@ class Windows:
         elif not self._do_pauses_recur:
             self._skip_pause(epoch)
         elif self._pauses == 1:
-            self._start = self._read(epoch)
+            self._start, self._is_partial = self._read(epoch), True
 
     def _is_long(self, window: Window) -> bool:
         controller = self._controller

@@ -146,7 +146,9 @@ def describe_error(error: BaseException) -> str:
     own = (
         next((line for line in lines[starts[-1] + 1 :] if not line.startswith(" ")), "") if starts else ""
     )  # then its notes
-    own = lines[-1] if own.rstrip().endswith(":") else own  # of several lines
+    if own.rstrip().endswith(":"):  # of several lines
+        more = (one.strip() for one in lines[lines.index(own) + 1 :] if one != UNSENT)
+        own = f"{own.rstrip()} {next(filter(None, more), '')}"
     if lines[-1] == UNSENT:
         return f"a worker could not send a batch ({own})"
     if lines[0].startswith("Caught ") and own:

@@ -201,9 +201,10 @@ def plain_code(profile: TunedProfile) -> str:
         off = {name for name, setting in SETTINGS.items() if not setting.is_range}
         kwargs = {name: v for name, v in kwargs.items() if name not in off or v != SETTINGS[name].default}
     base, workers = profile.result.baseline, config.dataloader.num_workers
-    if workload.gives_loader and base is not None and base.config.dataloader.num_workers > workers == 0:
+    is_given = workload.gives_loader or workload.loader_class is not None
+    if is_given and base is not None and base.config.dataloader.num_workers > workers == 0:
         none, given = WITHOUT_WORKERS | {"multiprocessing_context": None}, base.config.by_name()
-        kwargs |= {name: none[name] for name in none if given[name] != none[name]}  # rejected without workers
+        kwargs |= workload.accepted({one: none[one] for one in none if given[one] != none[one]})  # need workers
     changed = ((setting, setting.read(config)) for setting in SETTINGS.values())
     lines = [one.setup.format(value=value) for one, value in changed if one.setup and value != one.default]
     lines += ["import autotune"] if config.process.device_prefetch else []

@@ -90,6 +90,8 @@ def validate(
                     pass  # a failed run is repeated
             runs += is_whole or not runs
             candidates, active = _plan_next_run(plan, runs, baseline, candidates, Comparison(measured[1:], surrogate))
+            if not candidates:  # the fastest failed in a later run
+                candidates = [one for one in measured[1:] if one.rate]
             is_alone = baseline.rate > 0 and not candidates and len(measured) > 1
             if is_alone and len(measured) <= MAX_FAILED and is_whole and has_time(1):  # others may work
                 chosen, known = choose([one.config for one in measured if one.is_out]), {one.config for one in measured}
