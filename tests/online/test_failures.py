@@ -178,7 +178,8 @@ class Locked(Failing):
 
 
 @pytest.mark.parametrize(
-    ("error", "described"), [(KeyError("label"), "KeyError: 'label'"), (ValueError("\nbad header"), "ValueError: bad header")]
+    ("error", "described"),
+    [(KeyError("label"), "KeyError: 'label'"), (ValueError("\nbad header"), "ValueError: bad header")],
 )
 def test_the_notes_of_a_workers_error_are_not_taken_for_it(error: Exception, described: str) -> None:
     def fail() -> None:
