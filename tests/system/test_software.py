@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,16 @@ def test_the_fork_server_of_python_3_14_has_imported_a_main_script_but_no_main_m
     method: str, version: tuple[int, int], is_module: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "version_info", version)
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", pytest.__spec__ if is_module else None)
+    main = types.ModuleType("__main__")
+    main.__spec__, main.__file__ = pytest.__spec__ if is_module else None, "train.py"
+    monkeypatch.setitem(sys.modules, "__main__", main)
     assert inherits_imports(method) is expected
+
+
+def test_the_fork_server_of_python_3_14_has_not_imported_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 14))
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    assert not inherits_imports("forkserver")
 
 
 def test_versions_and_start_method_are_read_without_importing_torch_or_fixing_the_method() -> None:
