@@ -197,7 +197,8 @@ def is_running(*command: str) -> bool:
 def _play_and_print(scene: Scene) -> None:
     before = set(list_leftovers())
     results = scene.play(SupervisorClient())
-    assert await_nothing_left(before) == []
+    left = await_nothing_left(before)
+    assert left == [], left
     sys.stdout.writelines(f"{result.model_dump_json()}\n" for result in results)
     sys.stdout.flush()
 
