@@ -196,12 +196,11 @@ class Controller:
     def _choose(self) -> WorkerSettings:
         """Return the user's settings, or else the fewest workers, that are about as fast as the best."""
         fastest, full = max(one.rate for one in self.windows.values()), BUSY_CPU_SHARE * self.cpus
-        allowed = {  # slower ones with busy CPUs have too many workers, though their steps may hide it
-            one: found
+        rates = {  # without slower ones with busy CPUs, which have too many workers, though their steps may hide it
+            one: self.rate(found)
             for one, found in self.windows.items()
             if found.rate >= DRIFT_RATIO * fastest or found.busy_cpus < full
         }
-        rates = {one: self.rate(found) for one, found in allowed.items()}
         best = max(rates.values())
         if rates.get(self.own, 0.0) >= OWN_RATIO * best:
             return self.own

@@ -41,11 +41,9 @@ class WorkerLimits:
         machine = read_machine()
         self.cpus = min(machine.usable_cpus, machine.of_host(processes).per_rank(processes).usable_cpus)
         self._max_memory, self._processes = max_memory, processes
-        usual = (
-            max(MAX_SEARCHED_WORKERS, int(2 * self.cpus))
-            if inherits_imports(start_method)
-            else 2 * count_whole_cpus(self.cpus)
-        )
+        usual = max(MAX_SEARCHED_WORKERS, int(2 * self.cpus))
+        if not inherits_imports(start_method):
+            usual = 2 * count_whole_cpus(self.cpus)
         self._most = usual if max_workers is None else max_workers
         self._memory = AvailableMemory()
         self._batch_bytes = self._batch_tensors = self._typical_bytes = 0

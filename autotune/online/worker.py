@@ -143,9 +143,9 @@ def describe_error(error: BaseException) -> str:
     except Exception:  # of the user's class
         lines = [""]
     starts = [number for number, line in enumerate(lines) if line.endswith("Traceback (most recent call last):")]
-    own = (
-        next((line for line in lines[starts[-1] + 1 :] if not line.startswith(" ")), "") if starts else ""
-    )  # then its notes
+    own = ""
+    if starts:  # the line of the error comes after the frames, and before its notes
+        own = next((line for line in lines[starts[-1] + 1 :] if not line.startswith(" ")), "")
     if own.rstrip().endswith(":"):  # of several lines
         more = (one.strip() for one in lines[lines.index(own) + 1 :] if one != UNSENT)
         own = f"{own.rstrip()} {next(filter(None, more), '')}"
